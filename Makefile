@@ -16,11 +16,11 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses
 
 ENGINE := $(BIN)/python -m pip install --quiet --no-deps --no-compile --only-binary :all: --target .engines
 
-.PHONY: demo test test-device sweep fuzz lint published outside cpp cpp-fuzz cpp-full packages versions clients triton browser cuda screenshots gpu-check wheel wheelhouse clean
+.PHONY: demo test test-device sweep fuzz lint published outside cpp cpp-fuzz cpp-full packages versions clients triton browser js cuda site screenshots gpu-check wheel wheelhouse clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo       train a small model, export, verify, stream and score it (MINUTES=$(MINUTES) of training)"
+	@echo "make demo       train a small model, export, verify, stream and score it (MINUTES=$(MINUTES) of training, and 4 more)"
 	@echo "make test       lint, types and the tests (WORKERS=$(WORKERS): processes that share them)"
 	@echo "make test-device  the tests of devices, engines and benchmarks that make test leaves out"
 	@echo "make sweep      a sample of the slow tests, always the same one; one that fails is run again alone (ALL=1: all)"
@@ -28,14 +28,16 @@ help:
 	@echo "make packages   the packages whose models some tests export, for these tests alone; they skip without"
 	@echo "make versions   the lowest declared and the newest versions, for the tests of these alone; they skip without"
 	@echo "make clients    the clients of the server and of Triton, and Ray, for the tests of these alone; they skip without"
-	@echo "make lint       ruff and mypy --strict"
+	@echo "make lint       ruff, mypy --strict, and the wording of docstrings and comments"
 	@echo "make published  docs/*.json, which readers of bundles in other languages are made with, from this project's code"
 	@echo "make cpp        the runtime in C++, under the sanitizers, held to the conformance list and fuzzed; it says so where tools are missing"
 	@echo "make cpp-full   besides: every compiler, races of threads, clang-tidy, other versions of ONNX Runtime, and aarch64"
 	@echo "make cpp-fuzz   the fuzz targets of the runtime in C++ alone (SECONDS=$(SECONDS) for each; 3600 before a release)"
 	@echo "make triton     Triton's server with its Python backend, for the tests of packages; they skip without"
 	@echo "make browser    what drives Chromium (Debian's own) in the tests of pages, and axe-core; they skip without"
+	@echo "make js         ONNX Runtime for Node and browsers, which the runtime in JavaScript is tested with; its tests skip without"
 	@echo "make cuda       ONNX Runtime for GPUs and NVIDIA's headers, for the tests of these alone; they skip without"
+	@echo "make site       the documentation as a site, in site/; it can be opened from the disk"
 	@echo "make screenshots  both pages in three widths and two themes, as pictures in screenshots/ (BUNDLE=$(BUNDLE))"
 	@echo "make gpu-check  the first contact with this machine's GPU, in ten minutes (SITE=, OPTIONS=; PYTHON=: no pip)"
 	@echo "make wheel      the package, as a file in dist/"
@@ -62,6 +64,7 @@ lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python tests/helpers/wording.py
 
 published: $(VENV)/ready
 	$(BIN)/python tests/helpers/published.py
@@ -71,7 +74,8 @@ published: $(VENV)/ready
 cpp: $(VENV)/ready
 	$(PYTEST) -rs tests/cpp
 
-# Beside those: clang-tidy, and g++-aarch64-linux-gnu with a qemu-aarch64 of version 10 or newer, which Debian has from 13 on.
+# Beside those: clang-tidy; mingw-w64, wine and wine64; and g++-aarch64-linux-gnu with a qemu-aarch64 of version 10 or newer,
+# which Debian has from 13 on.
 cpp-full: $(VENV)/ready .engines/ready
 	TXL_CPP_FULL=1 $(PYTEST) -rs tests/cpp
 
@@ -111,11 +115,12 @@ versions: .versions/ready
 	$(BIN)/python tests/versions/environments.py .versions
 	@touch $@
 
-# The versions of ONNX Runtime that one binary of the runtime in C++ has to run on, and the newest for another processor.
+# The versions of ONNX Runtime that one binary of the runtime in C++ has to run on, and the newest for another processor and for Windows.
 .engines/ready: tests/engines.txt | $(VENV)/ready
 	rm -rf .engines
 	for version in $$(cat tests/engines.txt); do $(ENGINE)/$$version onnxruntime==$$version || exit 1; done
 	$(ENGINE)/aarch64 --python-version 3.12 --platform manylinux_2_28_aarch64 onnxruntime==$$(tail -n 1 tests/engines.txt)
+	$(ENGINE)/windows --python-version 3.12 --platform win_amd64 onnxruntime==$$(tail -n 1 tests/engines.txt)
 	@touch $@
 
 # An environment of its own: these want other versions than the project. Every package is pinned, so nothing is resolved,
@@ -148,6 +153,27 @@ browser: .browser/ready
 		axe-core@4.14.1 typescript@7.0.2 || echo "npm is not here or failed; tests with axe-core will skip"
 	@touch $@
 
+# Versions and hashes are those of the lock file; nothing that npm fetches runs while it installs.
+site: .site/ready | $(VENV)/ready
+	.site/bin/python docs/site/build.py
+	@echo "site/index.html"
+
+# What builds the site; iframe-worker is what the search needs in pages that are opened from a disk.
+.site/ready: docs/site/requirements.txt
+	rm -rf .site
+	$(PYTHON) -m venv .site
+	.site/bin/python -m pip install --quiet -r docs/site/requirements.txt
+	npm install --prefix .site --no-save --no-package-lock --ignore-scripts --no-audit --no-fund --silent iframe-worker@1.0.4 \
+		|| echo "npm is not here or failed; pages opened from a disk will have no search"
+	@touch $@
+
+js: .js/ready
+
+.js/ready: tests/js/package.json tests/js/package-lock.json
+	rm -rf .js && mkdir .js && cp $^ .js
+	npm ci --prefix .js --ignore-scripts --no-audit --no-fund --silent || { rm -rf .js/node_modules; echo "npm is not here or failed; tests of JavaScript will skip"; }
+	@touch $@
+
 # For a machine without a GPU: tests bring what stands in for CUDA's libraries, so NVIDIA's own are not wanted there.
 cuda: .cuda/ready
 
@@ -175,4 +201,4 @@ wheelhouse: wheel
 		--platform manylinux_2_28_aarch64 --platform manylinux2014_aarch64 "./$$(ls -t dist/txl_deploy-*.whl | head -1)[build]"
 
 clean:
-	rm -rf $(VENV) .bundles .packages .versions .clients .triton .browser .cuda .engines $(DEMO) screenshots gpu-check gpu-check.tar.gz build dist wheelhouse .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .bundles .site site .packages .versions .clients .triton .browser .js .cuda .engines $(DEMO) screenshots gpu-check gpu-check.tar.gz build dist wheelhouse .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -34,7 +34,7 @@ PROMISES = [
     "refusals", "int8", "half", "old", "axes", "strangers",
 ]
 # fmt: on
-"""What vectors show; `conformance/README.md` says what each means."""
+"""The promises that vectors show; `conformance/README.md` says what each means."""
 DTYPES = ("float32", "float16", "int32", "bool")
 
 
@@ -65,7 +65,7 @@ def unpacked(document: Any) -> Array:
 
 
 def is_array(document: object) -> bool:
-    """Whether JSON has the form of an array."""
+    """Return whether JSON has the form of an array."""
     return isinstance(document, dict) and document.keys() == {"dtype", "shape", "data"}
 
 
@@ -87,7 +87,7 @@ def unpacked_bytes(text: Any) -> bytes:
 
 
 class _Unsupported(TxlError):  # noqa: N818
-    """What is asked for is right, and cannot be done here."""
+    """Raised for a request that is right and that this driver cannot do."""
 
 
 class Driver:
@@ -212,7 +212,7 @@ def _has_rings() -> bool:
 
 
 def engine() -> str:
-    """What Python's driver runs on."""
+    """Return the engine of Python's driver, e.g. "ONNX Runtime 1.24.4", or "none"."""
     try:
         import onnxruntime
     except ImportError:

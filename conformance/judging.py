@@ -57,7 +57,7 @@ class Judge:
 
 
 def same_bits(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two replies hold the same arrays to the bit."""
+    """Return whether two replies hold the same arrays to the bit; of two refusals, whether both refuse."""
     if not ("ok" in one and "ok" in other):
         return one.keys() == other.keys()
     try:
@@ -110,7 +110,7 @@ def _state(text: str) -> StreamState | None:
 
 
 def _states(ours: StreamState, found: Any) -> Pairs:
-    """The parts of a saved state beside those of another one, whatever the order of their tensors."""
+    """Return pairs of the parts of two saved states, whatever the order of their tensors."""
     try:
         theirs = StreamState.from_bytes(unpacked_bytes(found))
     except UsageError as error:

@@ -49,7 +49,7 @@ class Step(Struct, forbid_unknown_fields=True):
 
 
 class Vector(Struct, forbid_unknown_fields=True):
-    """What one fresh stream is asked for.
+    """The requests for one fresh stream.
 
     Attributes:
         shows: the promises that it is for.
@@ -73,7 +73,7 @@ class Index(Struct):
 
 
 class Hello(Struct):
-    """What a driver says of itself; `supports` are the promises that it keeps."""
+    """A driver's description of itself; `supports` are the promises that it keeps."""
 
     name: str
     version: str
@@ -93,7 +93,7 @@ class Failure:
 
 @dataclass
 class Tally:
-    """What became of the vectors of one bundle, or of the bad bundles.
+    """The results of the vectors of one bundle, or of the bad bundles.
 
     Attributes:
         largest, limit: differences of numbers; None where there are none.
@@ -161,7 +161,7 @@ class Conformance:
         self._names = [name for name in known if not self.only or name in self.only]
 
     def run(self, listener: Listener) -> Iterator[Tally]:
-        """What became of each bundle, one after the other, the bad ones last.
+        """Run the vectors of each bundle in turn, then open the bad bundles; yields the results of each.
 
         Raises:
             UsageError: the driver cannot be started, or does not say who it is.
@@ -316,10 +316,10 @@ def _count(tally: Tally, case: dict[str, Any], found: str, said: str) -> None:
 
 
 def _hello(talk: Talk) -> Hello:
-    """What a driver says of itself.
+    """Ask a driver to describe itself.
 
     Raises:
-        UsageError: it does not.
+        UsageError: it does not, or says something else.
     """
     try:
         found = talk.ask({"do": "hello"}).get("ok")
@@ -332,10 +332,10 @@ def _hello(talk: Talk) -> Hello:
 
 
 def _read(path: Path, kind: type[T]) -> list[T]:
-    """What stands in a file of JSON lines.
+    """Read the objects of one kind from a file of JSON lines.
 
     Raises:
-        UsageError: something else.
+        UsageError: the file holds something else.
     """
     found: list[T] = []
     try:

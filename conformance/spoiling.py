@@ -42,10 +42,10 @@ def allowed(expected: str) -> tuple[str, ...]:
 
 
 def outcome(talk: Talk, path: Path, supported: Set[str], trial: bool = False) -> tuple[str, str]:
-    """What a driver makes of a bundle, as the list words it, or "unsupported"; and what it said.
+    """Let a driver open and use a bundle; returns the outcome in the list's words, or "unsupported", and its message.
 
     Raises:
-        DriverFailed: it does not live to say it.
+        DriverFailed: the driver ended before it answered.
     """
     uses: dict[str, dict[str, Any]] = {"text": {"do": "encode", "bytes": ""}, "selftest": {"do": "selftest"}}
     requests: list[dict[str, Any]] = [{"do": "load", "path": str(path), "update": None, "trial": trial}]

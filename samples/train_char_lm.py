@@ -64,7 +64,7 @@ def flag(default: Any, text: str) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What to train and for how long. The defaults suit four minutes on two cores."""
+    """The model to train, and how long. The defaults suit four minutes on two cores."""
 
     minutes: float = flag(4.0, "time to train for")
     steps: int = flag(0, "train for this many steps instead, however long they take; 0: use the minutes")

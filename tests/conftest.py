@@ -31,7 +31,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def every_manifest_fits_the_schema() -> Iterator[None]:
-    """What this project reads, the schema lets through, which readers in other languages have."""
+    """Hold every manifest that this project reads against the schema, which readers in other languages have."""
     own = manifest.contradictions
     manifest.contradictions = holding(own, set())
     yield

@@ -1,4 +1,4 @@
-"""What the documents say: links lead somewhere, commands are real, figures of speech aside."""
+"""The documents: links lead somewhere, commands are real, figures of speech aside."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ import txl_export
 import txl_runtime
 from frozen import frozen
 from support import FIXTURES, cli, typed
+from txl_export.adapters.table import ADAPTERS
 from txl_export.families.own_module.plan import make_plan
 from txl_runtime.device.gpu import shows_gpu
 from txl_runtime.listener import Silent
@@ -70,7 +71,7 @@ def test_no_page_message_or_sample_asks_an_index_for_the_project() -> None:
 
 
 def anchors(document: Path) -> set[str]:
-    """What a link may name in a page: its headings, in small letters, without signs, with hyphens for spaces."""
+    """Return the names that links may have in a page: its headings, in small letters, with hyphens for spaces."""
     prose = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.DOTALL | re.MULTILINE)
     headings = re.findall(r"^#+ (.*)$", prose, re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
@@ -121,10 +122,12 @@ def test_the_page_on_engines_is_typed_as_it_stands_in_a_folder_elsewhere(tmp_pat
             timeout=200,
             check=False,
             cwd=tmp_path,
-            env=os.environ | {"PATH": path},
+            env=os.environ | {"PATH": path, "XDG_CACHE_HOME": str(tmp_path)},
         )
-        if "--backend" in line and not shows_gpu():
+        if "--backend rtx" in line and not shows_gpu():
             assert (done.returncode, "no usable CUDA driver" in done.stderr) == (2, True), line + done.stderr
+        elif "--precision int8" in line:  # this model's matrices are too small to be rounded
+            assert (done.returncode, "has no matrix of 16384 bytes" in done.stderr) == (2, True), line + done.stderr
         else:
             assert done.returncode == 0, line + done.stderr
 
@@ -158,7 +161,10 @@ def test_every_promise_names_what_holds_it() -> None:
 
 
 def test_the_design_names_every_module() -> None:
-    """Its trees are indented by four; the first word of a line is a file, or a folder that ends with a slash."""
+    """Its trees are indented by four; the first word of a line is a file, or a folder that ends with a slash.
+
+    Adapters stand in their own table.
+    """
     named: list[str] = []
     for tree in re.findall(
         r"^```text\n(\S+/ .*?)^```", (ROOT / "docs" / "design.md").read_text(), re.DOTALL | re.MULTILINE
@@ -174,6 +180,7 @@ def test_the_design_names_every_module() -> None:
         ROOT / "txl_deploy",
     ]
     modules = {str(path.relative_to(ROOT)) for package in packages for path in package.rglob("*.py")}
+    modules -= {f"export/txl_export/adapters/{adapter.module}.py" for adapter in ADAPTERS.values()}
     assert len(named) == len(set(named))
     assert {name for name in named if not name.endswith("__init__.py")} == {
         name for name in modules if not name.endswith("__init__.py")
@@ -245,7 +252,7 @@ def test_the_snippets_for_embedders_run(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     names: dict[str, Any] = {}
-    for block in python_blocks("README.md"):
+    for block in python_blocks("docs/first-steps.md"):
         exec(block, names)
         if block.startswith("# policy.py"):
             (tmp_path / "policy.py").write_text(block)
@@ -298,7 +305,7 @@ def test_the_snippets_on_own_models_run(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("page", "options"), [("README.md", "--batch-size 16"), ("docs/own-models.md", "--batch-size 4")]
+    ("page", "options"), [("docs/first-steps.md", "--batch-size 16"), ("docs/own-models.md", "--batch-size 4")]
 )
 def test_the_export_of_a_policy_prints_the_size_that_its_page_shows(page: str, options: str, tmp_path: Path) -> None:
     """Reports hold measured figures, whose digits differ between machines."""
@@ -327,7 +334,7 @@ def test_a_bundle_of_the_demo_has_the_size_that_the_first_page_shows(tmp_path: P
     assert done.returncode == 0, done.stderr
     shown, printed = (
         float(re.findall(r"demo/model\.txl: ([\d.]+) MB, (?:NOT )?verified", text)[0])
-        for text in ((ROOT / "README.md").read_text(), done.stdout)
+        for text in ((ROOT / "docs" / "first-steps.md").read_text(), done.stdout)
     )
     assert printed == pytest.approx(shown, rel=0.05)
 

@@ -1,4 +1,4 @@
-"""What imports what: all arrows of the house, the third parties of each package, what an application carries."""
+"""Imports: all arrows of the house, the third parties of each package, what an application carries."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ import txl_export
 import txl_runtime
 from frozen import frozen
 from step_models import B, counting
+from txl_export.adapters.table import ADAPTERS
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = {
@@ -39,14 +40,15 @@ ARROWS: dict[str, set[str]] = {
     "txl_export": {"txl_runtime", "txl_report"},
     "txl_deploy": {"txl_runtime", "txl_engines", "txl_export", "txl_report"},
 }
-"""Which package may import which."""
+"""The packages that each package may import."""
 
-ANYWHERE = {"errors", "types", "listener", "files", "installing"}
+ANYWHERE = {"errors", "types", "listener", "files", "installing", "system"}
 ROOMS: dict[str, set[str]] = {
     "errors": set(),
     "types": set(),
     "listener": set(),
-    "files": set(),
+    "system": set(),
+    "files": {"system"},
     "installing": set(),
     "update_rules": ANYWHERE,
     "ladder": ANYWHERE,
@@ -57,11 +59,13 @@ ROOMS: dict[str, set[str]] = {
     "streaming": {"bundle"} | ANYWHERE,
     "host": {"streaming", "guard", "bundle", "update_rules", "sandbox"} | ANYWHERE,
     "device": {"streaming", "guard", "bundle", "update_rules"} | ANYWHERE,
-    "model": {"streaming", "bundle", "host", "device", "sandbox"} | ANYWHERE,
+    "native": {"host", "streaming", "bundle"} | ANYWHERE,
+    "model": {"streaming", "bundle", "host", "device", "native", "sandbox"} | ANYWHERE,
     "sessions": {"model", "streaming", "bundle"} | ANYWHERE,
     "selftest": {"model", "ladder"} | ANYWHERE,
 }
-"""Which room of the runtime may import which: streaming knows no engine, host and device do not know each other."""
+"""The rooms of the runtime that each may import: streaming knows no engine, host and device do not know each other.
+The compiled step runs in the host's loop."""
 
 THIRD_PARTIES = {
     "txl_runtime": {"numpy", "msgspec", "safetensors", "onnxruntime"},
@@ -69,9 +73,10 @@ THIRD_PARTIES = {
     "txl_deploy.bench": {"numpy", "msgspec"},
     "txl_deploy.triton.inside": {"numpy"},
 }
-"""What some packages and rooms import of others, wherever in a module; tensorrt is looked up by name."""
+"""The third parties that some packages and rooms import, wherever in a module; tensorrt is looked up by name."""
 
-CARRIED = {"bundle", "errors", "files", "guard", "host", "installing", "model", "streaming", "types", "update_rules"}
+CARRIED = {"bundle", "errors", "files", "guard", "host", "installing", "model", "streaming", "system", "types"}
+CARRIED |= {"update_rules"}
 """The rooms that an application enters which loads any bundle on the CPU and streams: whoever embeds the runtime reads
 these. `guard` stands apart from the rest: only the engine's module enters it, to have a graph checked, and what makes
 another graph of one that was checked."""
@@ -80,23 +85,31 @@ DOORS = {
     "bundle.reading": {"bundle.vocabulary"},
     "device.choosing": {"device.onnxruntime_cuda", "device.engines.opening"},
     "host.backend": {"host.trial"},
-    "model": {"device.choosing", "streaming.ranking"},
+    "model": {"device.choosing", "native.opening", "streaming.ranking"},
     "streaming.snapshot": {"bundle.writing", "streaming.state_files"},
-    "streaming.stream": {"streaming.adjusting", "streaming.generation", "streaming.sampling", "streaming.texts"},
+    "streaming.stream": {
+        "streaming.adjusting",
+        "streaming.datastore",
+        "streaming.generation",
+        "streaming.lookup",
+        "streaming.sampling",
+        "streaming.texts",
+    },
 }
 """Imports inside functions: the doors of what an application enters only where it asks for it. These are a
-Transformer-XL's config, vocabularies, a device, states in files, a trial, drawing tokens, text, and ranking. No other
-function imports."""
+Transformer-XL's config, vocabularies, a device, a compiled step, states in files, a trial, drawing tokens, drafts of
+them, text, and ranking. No other function imports."""
 
 MODELS = re.compile(
-    r"x.transformers|gtrxl|emformer|mamba|rwkv|compressive|xlnet|memformer|infini.?(trans|att)|memorizing|block.recurrent|labml|\brllib"
-    r"|di.engine|\bding\b|torchaudio|episodic|recurrent.(memory|policy)|\blstm|\bgru\b|\brmt|adaptive.span|universal|lucid",
+    r"gtrxl|rwkv|compressive|xlnet|memformer|infini.?(trans|att)|memorizing|block.recurrent|labml|\bding\b|torchaudio"
+    r"|\blstm|\bgru\b|\brmt|adaptive.span|universal|lucid"
+    rf"|\b({'|'.join(ADAPTERS).replace('-', '.')})",
     re.IGNORECASE,
 )
 """Models and packages that the exporter knows, or that its adapters do."""
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef)
 
-# What the runtime may load, beside the standard library. typing_extensions is msgspec's, where it is installed;
+# The packages that the runtime may load, beside the standard library. typing_extensions is msgspec's, if installed;
 # flatbuffers, packaging and google (protobuf) are ONNX Runtime's declared needs.
 RUNTIME = {"txl_runtime", "numpy", "msgspec", "typing_extensions"}
 ENGINE = {"onnxruntime", "flatbuffers", "packaging", "google"}
@@ -148,7 +161,7 @@ MODULES = {
 
 
 def imports(module: str) -> Iterator[tuple[str, bool]]:
-    """What a module imports, in functions and for type checkers too; and whether only a function does."""
+    """Yield the imports of a module, in functions and for type checkers too; and whether only a function has it."""
     tree = ast.parse(MODULES[module].read_text())
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     later = {id(inner) for function in functions for inner in ast.walk(function)}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 import venv
@@ -15,7 +17,7 @@ import pytest
 from frozen import frozen
 from packaging.requirements import Requirement
 
-from txl_deploy.serve.playground import STATIC
+from txl_deploy.page import STATIC, files
 
 ROOT = Path(__file__).parents[1]
 PINS = ROOT / "constraints.txt"
@@ -73,7 +75,7 @@ def environment(folder: Path, wheel: Path, extra: str) -> Path:
 
 @pytest.fixture(scope="module")
 def embedder(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What an application that embeds the runtime installs: the runtime's dependencies and one engine."""
+    """The environment of an application that embeds the runtime: the runtime's dependencies and one engine."""
     return environment(tmp_path_factory.mktemp("embedder"), wheel, "cpu")
 
 
@@ -90,13 +92,20 @@ def test_the_wheel_holds_the_four_packages_typed_and_nothing_else(wheel: Path) -
     for package in packages:
         assert f"{package}/py.typed" in names
     others = {name for name in names if ".dist-info" not in name and not name.endswith((".py", "/py.typed"))}
-    pages = {f"txl_deploy/serve/playground/static/{path.name}" for path in STATIC.iterdir()}
+    pages = {f"txl_deploy/page/static/{path.name}" for path in STATIC.iterdir()}
     pages |= {f"txl_report/templates/{path.name}" for path in (ROOT / "export/txl_report/templates").iterdir()}
     pages.add("txl_deploy/serve/front_page.html")
     plain_c = {
         f"txl_deploy/plain_c/templates/{path.name}" for path in (ROOT / "txl_deploy/plain_c/templates").iterdir()
     }
-    assert others == pages | plain_c, "what pages and packages in plain C are made of"
+    native = {
+        f"txl_runtime/native/source/{path.name}" for path in (ROOT / "runtime/txl_runtime/native/source").iterdir()
+    }
+    web, runtime = {"txl_deploy/web/unpack.js"}, ROOT / "runtime/js"
+    web |= {
+        f"txl_deploy/web/runtime/{path.relative_to(runtime)}" for path in (runtime / "index.js", *runtime.glob("src/*"))
+    }
+    assert others == pages | plain_c | native | web, "what pages, packages and the compiled step are made of"
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
@@ -115,7 +124,7 @@ def test_the_playground_is_served_from_an_installed_package(wheel: Path, tmp_pat
     )
     file, *found = done.stdout.split()
     assert Path(file).is_relative_to(tmp_path)
-    assert {Path(name).name for name in found} == {path.name for path in STATIC.iterdir()} - {"page.html"}
+    assert {Path(name).name for name in found} == {path.name for path in files()} - {"page.html"}
 
 
 def test_an_embedder_needs_three_packages_and_an_engine(requirements: dict[str, dict[str, str]]) -> None:
@@ -187,3 +196,27 @@ def test_a_bundle_streams_where_there_is_only_the_runtime(embedder: Path, tmp_pa
     )
     assert "4 of 6 rows" in embedded.stderr
     assert state.is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_installed_sources_compile_with_a_package_alone_and_with_the_systems_compiler(
+    wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`build --target native` of an environment that has nothing on its PATH, by ziglang; then by gcc, where it is."""
+    venv.create(tmp_path / "venv", with_pip=True)
+    folder, path, gcc = tmp_path / "venv" / "bin", os.environ["PATH"], shutil.which("gcc")
+    needed = f"txl-deploy[cpu,native] @ file://{wheel}"
+    found = run(folder / "python", "-m", "pip", "install", "--quiet", "-c", PINS, needed, check=False)
+    if found.returncode != 0:
+        pytest.skip(f"no package index: {found.stderr.strip().splitlines()[-1]}")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    for name, command, places in (("clang", "", str(folder)), ("gcc", "gcc", path))[: 2 if gcc else 1]:
+        monkeypatch.setenv("PATH", places)
+        monkeypatch.setenv("CC", command)
+        bundle = shutil.copytree(frozen("int8"), tmp_path / f"{name}.txl")
+        built = json.loads(run(folder / "txl-deploy", "build", bundle, "--target", "native", "--json").stdout)
+        assert name in built["compiler"].lower(), built["compiler"]
+        assert "a step in C" in run(folder / "txl-deploy", "selftest", bundle, "--backend", "native", "--json").stdout
+        assert "backend auto takes it" in " ".join(run(folder / "txl-deploy", "inspect", bundle).stdout.split())

@@ -1,4 +1,4 @@
-"""Show a measurement: as plain data, as tables, in one line, as a picture."""
+"""Show a measurement: as plain data, as tables, as one line, or as a picture."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from txl_deploy.console import facts_table, number, rows_table, stdout
 
 
 def document_of(found: Measurement) -> dict[str, Any]:
-    """Return the measurement as plain data, with its verdict."""
+    """Return the measurement as plain data, with a one-line verdict."""
     document: dict[str, Any] = msgspec.to_builtins(found)
     return document | {"verdict": verdict(found)}
 
@@ -33,7 +33,7 @@ def verdict(found: Measurement) -> str:
 
 
 def show(found: Measurement) -> None:
-    """Print tables on stdout."""
+    """Print the measurement's tables on stdout."""
     conditions = found.conditions
     kind = found.family if found.memory_form is None else f"{found.memory_form} memory"
     held = (
@@ -56,7 +56,7 @@ def show(found: Measurement) -> None:
 
 
 def _place(model: str, machine: Machine, held: str, conditions: Conditions) -> dict[str, object]:
-    """Return the model, the machine and the conditions of the measurement."""
+    """Return rows that describe the model, the machine and the conditions of the measurement."""
     return {
         "model": model,
         "machine": f"{machine.cpu}, {machine.cores} cores, "
@@ -71,7 +71,7 @@ def _place(model: str, machine: Machine, held: str, conditions: Conditions) -> d
 
 
 def _held(conditions: Conditions) -> str:
-    """Write the shapes of the state; for more than 4 tensors only their number."""
+    """Write the shapes of the state; if it has more than 4 tensors, only their number."""
     shapes = [f"{name} {' × '.join(map(str, shape))}" for name, shape in conditions.state.items()]
     return ", ".join(shapes) if len(shapes) <= 4 else f"{len(shapes)} tensors"
 
@@ -103,7 +103,7 @@ def _short(value: float | None) -> str:
 
 
 def _other_facts(found: Measurement) -> dict[str, object]:
-    """Return the figures that are measured once (Python, loading, memory), and the cautions for the others."""
+    """Return the figures that are measured only once (Python, loading, memory), and cautions about the rest."""
     if found.memory_form is None:
         shortest = min(row.segment_length for row in found.rows)
         facts = _once(found, f"step of L {shortest}", "result", "long and short segments")
@@ -133,7 +133,8 @@ def _once(found: Measurement, step: str, first: str, ran: str) -> dict[str, obje
         )
         if python.put is not None:
             facts[f"launches per {step}"] = f"{python.put:.1f} µs to put it in, {python.put / python.step:.1%} of it"
-    for name, floor in zip(("measured", "stated"), found.device_floors, strict=False):  # both are missing on the CPU
+    # device_floors is empty on the CPU
+    for name, floor in zip(("measured", "stated"), found.device_floors, strict=False):
         facts[f"floor by {name} speed, computed"] = _floor(floor)
     if (load := found.load) is not None:
         facts[f"load → first {first}"] = (
@@ -160,7 +161,7 @@ def _floor(floor: DeviceFloor) -> str:
 
 
 def panels(found: Measurement) -> list[Callable[[Any], None]]:
-    """Draw one panel per kind of work: milliseconds per competitor, and the shortest time that memory allows."""
+    """Return a function per kind of work, which draws milliseconds per competitor and the shortest possible time."""
     read, held = found.machine.read_gb_per_second, "state" if found.memory_form is None else "memory"
 
     def panel(rows: list[Row]) -> Callable[[Any], None]:
@@ -170,7 +171,7 @@ def panels(found: Measurement) -> list[Callable[[Any], None]]:
             colors = ["tab:blue" if row.competitor == BUNDLE else "tab:gray" for row in rows]
             late = [[0.0] * len(rows), [row.ms.p90 - row.ms.p50 for row in rows]]
             axes.barh([row.competitor for row in rows], [row.ms.p50 for row in rows], color=colors, xerr=late)
-            end = 1.3 * max(row.ms.p50 for row in rows)  # a whisker may leave the picture, a bar may not
+            end = 1.3 * max(row.ms.p50 for row in rows)  # an error bar may extend beyond the picture, a bar may not
             for row in rows:
                 text = f" {row.ms.p50:.3g} ms" + ("" if row.competitor == BUNDLE else f", {row.ratio:.2g}×")
                 axes.text(min(row.ms.p90, end), row.competitor, text, va="center")

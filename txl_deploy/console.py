@@ -21,28 +21,28 @@ from txl_deploy import stopping
 from txl_deploy.terminal import Messages
 
 _WHOLE = 12
-"""Characters up to which the cells of a table keep their column's width; longer ones may be cut."""
+"""Maximum number of characters of a cell that is never cut; a table's longer cells may be cut."""
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Characters that a terminal obeys: control characters, line ends, changes of direction; and surrogates."""
+"""Characters that a terminal acts on: control characters, line ends, changes of direction; and surrogates."""
 
 
 def plain(text: str, kept: str = "") -> str:
-    """Make a stranger's text safe to send to a terminal: controls are escaped, but for those in `kept`."""
+    """Make a stranger's text safe for a terminal: escape control characters, except those in `kept`."""
     return _CONTROLS.sub(lambda found: found[0] if found[0] in kept else escaped(found[0]), text)
 
 
 class _Plain(Console):
-    """A console that prints texts unchanged, without markup or emoji; controls are escaped, but for line ends."""
+    """A console that prints texts unchanged, without markup or emoji; controls except line ends are escaped."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(highlight=False, markup=False, emoji=False, **options)
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """Print on this stream."""
+        """Print on this console's stream."""
         super().print(*(plain(each, "\n") if isinstance(each, str) else each for each in objects), **options)
 
     def show_cursor(self, show: bool = True) -> bool:
-        """Leave the cursor visible: a run that is killed or suspended could not bring it back."""
+        """Keep the cursor visible, because a run that is killed or suspended could not show it again."""
         return False
 
 
@@ -51,10 +51,11 @@ stdout = _Plain()
 
 
 class Bar(progress.Progress):
-    """A bar on standard error, if its cursor moves; messages printed meanwhile stand above it, results pass by."""
+    """A progress bar on stderr, if the cursor can move; messages appear above it, and results do not disturb it."""
 
     def __init__(self, *columns: progress.ProgressColumn) -> None:
-        room = Column(no_wrap=True, overflow="ellipsis", max_width=max(stderr.width - 30, 8))  # left by others
+        # the width that the other columns of the bar leave
+        room = Column(no_wrap=True, overflow="ellipsis", max_width=max(stderr.width - 30, 8))
         title = progress.TextColumn("{task.description}", markup=False, table_column=room)
         draws = stderr.is_terminal and not stderr.is_dumb_terminal and stderr.file.isatty()
         bar = progress.BarColumn(table_column=Column(min_width=4))
@@ -62,7 +63,7 @@ class Bar(progress.Progress):
         super().__init__(*columns, console=stderr, disable=not draws, redirect_stdout=False)
 
     def start(self) -> None:
-        """Begin to draw; an interrupt meanwhile stops the drawing."""
+        """Begin to draw; if this is interrupted, stop drawing."""
         try:
             super().start()
         except BaseException:
@@ -73,10 +74,10 @@ class Bar(progress.Progress):
 class Display:
     """A listener that draws the stages of long work on stderr: elapsed time, and a bar if the number of steps is known.
 
-    It is a `txl_runtime.listener.Listener`. If stderr is no terminal, or a dumb one, every finished stage is one line.
+    It is a `txl_runtime.listener.Listener`. If stderr is not a terminal, or a dumb one, each finished stage is a line.
 
     Args:
-        of_bytes: True if steps are bytes: then their share and the remaining time are shown in place of their number.
+        of_bytes: True if steps are bytes: the share and the remaining time are then shown instead of their number.
     """
 
     def __init__(self, of_bytes: bool = False) -> None:
@@ -96,17 +97,17 @@ class Display:
         self._progress.stop()
 
     def stage(self, title: str, total: int | None = None) -> None:
-        """Begin a new stage; `total` is the number of its steps, if they can be counted."""
+        """Begin a new stage; `total` is the stage's number of steps, if known."""
         stopping.require_going()
         self._finish()
         self._task = self._progress.add_task(plain(title), total=total)
 
     def advance(self, steps: float = 1) -> None:
-        """Count some steps of the stage as done."""
+        """Count steps of the stage as done."""
         self._progress.advance(self._task, steps)
 
     def warn(self, message: str) -> None:
-        """Print one line that a user should know."""
+        """Print a warning of one line."""
         stderr.print(f"note: {message}", soft_wrap=True)
 
     def _finish(self) -> None:
@@ -122,10 +123,10 @@ class Display:
 
 
 def print_json(document: object) -> None:
-    """Print one JSON document on stdout, in UTF-8 with any terminal; characters that a terminal obeys are escaped."""
+    """Print one JSON document on stdout, in UTF-8 for any terminal; characters that a terminal acts on are escaped."""
     try:
         data = msgspec.json.encode(document)
-    except UnicodeEncodeError:  # names of files may be any bytes, JSON's texts may not
+    except UnicodeEncodeError:  # file names may be any bytes, but JSON texts may not
         data = msgspec.json.encode(utf8(msgspec.to_builtins(document)))
     sys.stdout.flush()
     text = _CONTROLS.sub(lambda found: _in_json(found[0]), msgspec.json.format(data).decode())
@@ -134,15 +135,15 @@ def print_json(document: object) -> None:
 
 
 def _in_json(character: str) -> str:
-    """Escape a character as JSON does, which leaves the text the same; line ends are the document's own."""
+    """Escape a character in JSON's notation, which keeps the text the same; line ends belong to the layout."""
     return character if character == "\n" else json.dumps(character)[1:-1]
 
 
 def text_writer() -> Callable[[bytes], None]:
     """Return a function that writes a model's text to stdout piece by piece.
 
-    A pipe or a file receives the bytes unchanged. A terminal receives letters once they are whole, and controls
-    escaped: a model may write anything.
+    A pipe or a file receives the bytes unchanged. A terminal receives only complete characters, and control characters
+    are escaped, because a model may write anything.
     """
     from txl_runtime.streaming.texts import TextStream
 
@@ -160,7 +161,7 @@ def text_writer() -> Callable[[bytes], None]:
 
 
 def facts_table(facts: Mapping[str, object]) -> Table:
-    """Make a table of names and values, one per row."""
+    """Make a table of two columns from names and values."""
     table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(overflow="fold")
     table.add_column(overflow="fold")
@@ -170,10 +171,10 @@ def facts_table(facts: Mapping[str, object]) -> Table:
 
 
 def rows_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> Table | Text:
-    """Make a plain table; columns of numbers are aligned to the right. If it is too wide, every row becomes a table.
+    """Make a plain table, with numbers aligned to the right. If it is too wide, every row becomes a table of its own.
 
-    If only the first column lacks room, so that its cells would take three lines, each of them stands on a line of its
-    own, and the row's other cells beneath.
+    If only the first column lacks room, so that its cells would take three lines, each first cell gets a line of its
+    own, with the other cells of the row below it.
     """
     texts = [[cell if isinstance(cell, Text) else Text(plain(str(cell))) for cell in row] for row in rows]
     cells = [[row[index].plain for row in texts] for index in range(len(columns))]
@@ -203,7 +204,7 @@ def rows_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: 
 def _beneath(
     columns: Sequence[str], texts: Sequence[Sequence[Text]], numbers: Sequence[bool], widths: Sequence[int]
 ) -> Text:
-    """Put the first cell of every row on a line, and the others in columns of `widths` beneath."""
+    """Put the first cell of every row on a line of its own, and the other cells below it, in columns of `widths`."""
     headings = [Text(heading.strip(), style="bold") for heading in columns]
     lines = [Text("")] if columns[0].startswith("\n") else []
     for name, *others in (headings, *texts):
@@ -214,17 +215,21 @@ def _beneath(
 
 
 def number(value: object) -> str:
-    """Write a measured number in three digits; a dash for None; anything else as it is."""
+    """Write a measured number with three digits, None as a dash, and any other value as it is."""
     return "–" if value is None else f"{value:.3g}" if isinstance(value, int | float) else str(value)
 
 
 def curve(values: Sequence[float], title: str, rows: int = 6, width: int = 64) -> str:
-    """Draw values as bars, in their order: lines of text, the highest bar the largest finite value.
+    """Draw values as bars of text, in their order; the highest bar is the largest finite value.
 
-    The bar of an infinite value or NaN is marked with ! from top to bottom.
+    An infinite value or NaN is a column of ! from top to bottom. Values that are all 0 are a line of words. On a narrow
+    terminal there are fewer bars, each of more values.
     """
     if not values:
         return ""
+    if not any(values):
+        return f"{title}: 0 in {f'all {len(values)} segments' if len(values) > 1 else 'the only segment'}"
+    width = max(min(width, stdout.width - 11), 8)
     chunk = -(-len(values) // width)
     parts = [values[start : start + chunk] for start in range(0, len(values), chunk)]
     bars = [max(part) if all(map(math.isfinite, part)) else math.inf for part in parts]
@@ -238,4 +243,4 @@ def curve(values: Sequence[float], title: str, rows: int = 6, width: int = 64) -
     for row in range(rows, 0, -1):
         label = number(top) if row == rows else "0" if row == 1 else ""
         lines.append(f"{label:>9} ┤{''.join(cell(bar, row) for bar in bars)}")
-    return "\n".join([*lines, f"{'':>9} └{'─' * len(bars)} segment 1 … {len(values)}"])
+    return "\n".join([*lines, f"{'':>9} └{'─' * len(bars)}", f"{'':>11}segment 1 … {len(values)}"])

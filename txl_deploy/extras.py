@@ -1,4 +1,4 @@
-"""Check the packages that a verb needs, look up versions, and make the heap give memory back."""
+"""Check the packages that a verb needs, look up versions, and make the C library give freed memory back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from txl_runtime.installing import pip_line
 
 
 def require(verb: str, extra: str, *needed: str) -> None:
-    """Refuse a verb that needs packages of an extra if one is missing.
+    """Check that the packages of an extra that a verb needs are installed.
 
     Raises:
         BackendError: a package is missing; the message says how to install it.
@@ -22,15 +22,15 @@ def require(verb: str, extra: str, *needed: str) -> None:
 
 
 def require_export(verb: str) -> None:
-    """Refuse a verb that needs PyTorch if it is not installed; raises BackendError."""
+    """Check that PyTorch and the other packages of exports are installed; raise BackendError if one is missing."""
     require(verb, "export", "torch", "onnx", "onnxscript", "onnx_ir", "onnxruntime", "filelock")
 
 
 def lean_heap() -> None:
-    """Make glibc give large blocks back as soon as they are freed; with another C library nothing happens.
+    """Make glibc give large blocks back to the system as soon as they are freed; other C libraries are unchanged.
 
-    By default glibc learns to keep freed blocks of up to 32 MB on its heap, where the blocks of PyTorch and those of
-    the engine fragment each other's space.
+    By default glibc learns to keep freed blocks of up to 32 MB on its heap, where blocks of PyTorch and of the engine
+    alternate, so that freed memory cannot be used again.
     """
     m_mmap_threshold, bytes_from = -3, 1 << 20
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
@@ -39,7 +39,7 @@ def lean_heap() -> None:
 
 
 def version_of(package: str) -> str:
-    """Return the installed version of a package."""
+    """Return the installed version of a package; "not installed as a package" if there is none."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Show a foreign ONNX file: its inputs and outputs, its states, and what it forgets."""
+"""Show an ONNX file that was made elsewhere: inputs, outputs, states, and nodes that forget between calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from txl_deploy.console import facts_table, rows_table, stdout
 
 
 def print_graph(facts: GraphFacts) -> None:
-    """Print everything that is known of a file."""
+    """Print all facts about the file."""
     opsets = ", ".join(f"{name} {version}" for name, version in facts.opsets.items())
     shown = {
         "file": f"{facts.file}, {prefixed(facts.bytes)}, an ONNX graph from outside",
@@ -41,11 +41,11 @@ def print_graph(facts: GraphFacts) -> None:
     for note in _notes(facts):
         stdout.print(f"\n{note}")
     if facts.command:
-        stdout.print(f"\n{facts.command}", soft_wrap=True)  # unwrapped, so that it can be copied
+        stdout.print(f"\n{facts.command}", soft_wrap=True)  # not wrapped, so that it can be copied
 
 
 def _notes(facts: GraphFacts) -> Iterator[str]:
-    """Yield every finding that needs a sentence."""
+    """Yield a sentence for every finding that needs one."""
     if not facts.states:
         none = "no state: nothing that it returns was shown to be for the next call"
         yield f"whether it has a state is not known: {facts.stopped}" if facts.stopped else none
@@ -80,7 +80,7 @@ def _lasts(state: State, found: Lasting | None) -> str:
 
 
 def _forgotten(found: Sequence[Forgets]) -> Iterator[str]:
-    """Name the parts that begin anew in every call, nodes of one kind in one sentence."""
+    """Yield a sentence for each kind of node that begins anew in every call, with the nodes' names."""
     kinds: dict[tuple[str, str, str], list[str]] = {}
     for each in found:
         kinds.setdefault((each.op, each.what, each.fault), []).append(each.node)

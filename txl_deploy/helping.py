@@ -1,4 +1,4 @@
-"""Lay out `--help`: options by group, every name whole even in a narrow terminal."""
+"""Lay out `--help`: options in groups, and names never cut, even in a narrow terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ GROUPS = {
     "export": {
         "What a checkpoint may lack": "family config vocabulary specials missing-words boundary-token alias "
         "initial-memory cluster-order embedding-scale",
-        "Lengths and memory": "segment-length batch-size memory memory-length clamp-length extended-length same-length",
+        "Lengths and memory": "segment-length batch-size memory memory-length clamp-length extended-length same-length "
+        "lookup features",
         "Precision": "precision keep",
         "Proof": "verify text tokens inputs",
         "Models of your own and of packages": "adapter weights growth",
@@ -28,24 +29,26 @@ GROUPS = {
     "package": {
         "Triton": "sequences idle-seconds backend",
         "Plain C": "segment-length batch-size name weights-file max-bytes unverified",
+        "Browsers": "single onnxruntime-web",
     },
     "serve": {
         "Where it listens": "host port token token-file name",
         "Sessions": "max-sessions session-bytes idle-seconds checkpoint-dir checkpoint-every",
         "Requests": "max-waiting drain-seconds",
+        "A datastore": "datastore knn knn-temperature knn-weight",
     },
 }
-"""Groups of options of verbs that have many; an option that is not named here stands under Options."""
+"""Groups of options, by verb, for verbs with many options; an option that is in no group is listed under Options."""
 SETTINGS = {"help_option_names": ["-h", "--help"], "terminal_width": min(shutil.get_terminal_size().columns, 100)}
 """Settings of every command: the names of its help option, and the width of its help."""
 _NAMES = 20
-"""Most characters of the column of names; the text of a longer name begins in the next line."""
+"""Maximum width of the column of names, in characters; the text of a longer name begins in the next line."""
 _CHOICES = re.compile(r"[<\[]([\w-]+(?:\|[\w-]+)+)[>\]]")
-"""The values that an option takes, as any version of typer writes them, e.g. "<fp32|fp16>"."""
+"""Regular expression of an option's allowed values in help texts of any version of typer, e.g. "<fp32|fp16>"."""
 
 
 class Command(TyperCommand):
-    """A verb, whose help has a section for every group of options."""
+    """A verb whose help has a section for every group of options."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments and the options."""
@@ -53,10 +56,10 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    """All verbs; `help VERB` is `VERB --help`."""
+    """The group of all verbs; `help VERB` is the same as `VERB --help`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Take the options before a verb."""
+        """Parse the arguments before the verb, after turning `help VERB` into `VERB --help`."""
         return super().parse_args(ctx, [*args[1:2], "--help"] if args[:1] == ["help"] else args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -66,14 +69,14 @@ class Group(TyperGroup):
 
 
 def _groups(command: Any, ctx: Any) -> dict[str, list[tuple[str, str]]]:
-    """Return names and descriptions of a command's parameters: arguments, ungrouped options, then the groups."""
+    """Return (name, description) of a command's parameters, by title: arguments, ungrouped options, then the groups."""
     named = GROUPS.get(command.name, {})
     titles = {f"--{name}": title for title, names in named.items() for name in names.split()}
     groups: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Arguments", "Options", *named)}
     for parameter in command.get_params(ctx):
-        if (record := parameter.get_help_record(ctx)) is None:  # the parameter is hidden
+        if (record := parameter.get_help_record(ctx)) is None:  # hidden parameters have no help
             continue
-        said, told = record[1].replace("\\[", "["), parameter.help or ""  # older versions of typer escape it for rich
+        said, told = record[1].replace("\\[", "["), parameter.help or ""  # older versions of typer escape "[" for rich
         if parameter.param_type_name == "argument":
             groups["Arguments"].append((parameter.metavar, said))
             continue
@@ -87,10 +90,11 @@ def _groups(command: Any, ctx: Any) -> dict[str, list[tuple[str, str]]]:
 
 
 def _write(formatter: Any, groups: dict[str, list[tuple[str, str]]]) -> None:
-    """Write sections whose columns are equally wide in all of them."""
+    """Write the sections, with columns of the same width in all of them."""
     most = min(_NAMES, formatter.width // 3)
     room = max((len(name) for rows in groups.values() for name, _ in rows if len(name) <= most), default=most)
-    plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"  # otherwise typer checks for a terminal
+    # in all other cases typer checks whether the output is a terminal
+    plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
     shown = str if plain else partial(typer.style, bold=True)
     for title, rows in groups.items():
         if rows:

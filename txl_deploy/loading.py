@@ -1,32 +1,50 @@
-"""Load a bundle in a command, whose process is its own."""
+"""Load a bundle in a command, which has a process of its own."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import txl_runtime
+from txl_runtime.bundle.manifest import Manifest
 
 SETTINGS = {-3: 2**25, -1: 2**26}
-"""glibc's M_MMAP_THRESHOLD and M_TRIM_THRESHOLD, as glibc sets them itself once a block of 32 MiB was freed.
+"""Values for glibc's M_MMAP_THRESHOLD and M_TRIM_THRESHOLD, the same that glibc sets after a block of 32 MiB is freed.
 
-Without the second, memory of 1 MB that is freed and asked for again would go to the system and come back each time.
+Without the second, a block of 1 MB that is freed and allocated again would go back to the system each time.
 """
 
 
 def load_alone(bundle: Path, backend: str = "auto", threads: int | None = None) -> txl_runtime.Model:
-    """Load a bundle as `txl_runtime.load` does, with its matrices side by side, which fill more large pages.
+    """Load a bundle as `txl_runtime.load` does, with its matrices adjacent in memory, so that they fill more large
+    pages.
 
-    The C library otherwise maps each matrix by itself: 96 MB of a model were in large pages, and 144 MB with these
-    settings. They are the whole process's, so `txl_runtime.load` leaves it to the application.
+    Otherwise the C library maps each matrix separately: 96 MB of a model were then in large pages, and 144 MB with
+    these settings. The settings apply to the whole process, so `txl_runtime.load` leaves them to the application.
 
     Raises:
-        as `txl_runtime.load`.
+        TxlError: the errors of `txl_runtime.load`.
     """
     if sys.platform == "linux":
-        with contextlib.suppress(AttributeError):  # a C library without it, such as musl
+        with contextlib.suppress(AttributeError):  # a C library without mallopt, such as musl
             for name, value in SETTINGS.items():
                 ctypes.CDLL(None).mallopt(name, value)
     return txl_runtime.load(bundle, backend=backend, threads=threads)
+
+
+def absent_backends(reasons: Mapping[str, str], manifest: Manifest) -> dict[str, str]:
+    """Return what keeps backends from running here: {"not rtx": why} of each that was built into the bundle, and of all
+    that were not, one entry: {"not built": "tensorrt, cuda; --json says why"}.
+
+    Args:
+        reasons: by backend; "" for one that runs.
+    """
+    absent = {name: why for name, why in reasons.items() if why}
+    built = [
+        name for name in absent if any(file.startswith((f"engines/{name}/", f"{name}/")) for file in manifest.files)
+    ]
+    rest = ", ".join(name for name in absent if name not in built)
+    return {f"not {name}": absent[name] for name in built} | ({"not built": f"{rest}; --json says why"} if rest else {})

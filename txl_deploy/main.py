@@ -1,7 +1,7 @@
 """Run `txl-deploy` from start to exit: signals, exit codes, and errors in one line.
 
-Exit codes: 0 ok · 1 a check failed · 2 wrong use or bad input · 130 interrupted. With --json, stdout is one JSON
-document and everything else goes to stderr. Nothing heavy is imported before it is needed (`txl_deploy.verbs`).
+Exit codes: 0 ok · 1 a check failed · 2 wrong use or bad input · 130 interrupted. With --json, stdout has one JSON
+document, and everything else goes to stderr. Large packages are imported only when a verb needs them (`verbs`).
 """
 
 from __future__ import annotations
@@ -14,17 +14,21 @@ import traceback
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from traceback import walk_tb
 from typing import NoReturn
 
 from txl_deploy import stopping, terminal
 
 TRACEBACK = "TXL_DEPLOY_TRACEBACK"
-"""Environment variable that makes a defect of this program show its traceback."""
+"""Environment variable that makes the program show the traceback of a defect."""
 COMMAND = "txl-deploy"
+"""Name of the command line's program."""
 COMPLETION = "_TXL_DEPLOY_COMPLETE"
-"""Environment variable by which a shell asks for completions, and a user for the script that installs them."""
+"""Environment variable by which a shell asks for completions, or a user for the script that installs them."""
+OWN = ("txl_deploy", "txl_export", "txl_engines", "txl_report", "txl_runtime", "__main__")
+"""This project's packages."""
 COMMAND_LINE = ("typer", "rich")
-"""Packages of the command line besides the runtime's: the extra `cli`, which an embedding application leaves out."""
+"""Packages that only the command line needs: the extra `cli`, which applications that embed the runtime leave out."""
 
 
 def main() -> NoReturn:
@@ -40,7 +44,7 @@ def main() -> NoReturn:
 
 
 def _lacks(missing: list[str]) -> int:
-    """Print how to install the command line, without the modules that are missing; return the exit code."""
+    """Print how to install the command line, without importing the missing packages; return the exit code."""
     from txl_runtime.installing import pip_line
 
     line = (
@@ -64,7 +68,7 @@ def _run() -> int:
     except BaseException as error:
         if _has_lost_its_reader(error):
             terminal.silence(sys.stdout)
-            return 141  # the exit code that shells give a program ended by SIGPIPE
+            return 141  # the exit code that shells give to a program ended by SIGPIPE
         if isinstance(error, SystemExit) and (COMPLETION in os.environ or "-completion" in "".join(sys.argv[1:2])):
             return int(error.code or 0)
         return _stopped() or _explain(error)
@@ -73,19 +77,27 @@ def _run() -> int:
 
 
 def _has_lost_its_reader(error: BaseException | None) -> bool:
-    """Return True if standard output's reader is gone; rich reports that by SystemExit."""
+    """Return True if the reader of standard output has closed it, which rich reports by SystemExit."""
     if isinstance(error, SystemExit):
         error = error.__context__
     return isinstance(error, BrokenPipeError)
 
 
 def _explain(error: BaseException) -> int:
-    """Report the error that ended the run in one line, a defect of this program as well."""
+    """Report the error that ended the run in one line, even if it is a defect of this program."""
+    # first, because what is imported below may need the broken package
+    if (package := _broken_package(error)) and not os.environ.get(TRACEBACK):
+        return _fail(
+            f"the package {package} cannot be imported: {_with_place(error)}; expected one that works here; install it "
+            "again, or look at PYTHONPATH for a second one",
+            2,
+        )
     from txl_runtime.errors import TxlError
     from typer import Abort
 
     if isinstance(error, TxlError):
-        line, _, more = str(error).partition("\n")  # only the error's own line ends: those in quoted text are escaped
+        # these line ends are the error's own: those in quoted texts are escaped
+        line, _, more = str(error).partition("\n")
         code = _fail(line, error.exit_code, getattr(error, "details", {}))
         if more:
             from txl_deploy.console import stderr
@@ -97,43 +109,60 @@ def _explain(error: BaseException) -> int:
     if isinstance(error, OSError | MemoryError):
         said = f"{type(error).__name__}: {error}".removesuffix(": ")
         return _fail(f"{said}; expected the machine to have room and rights for this", 2)
-    # Wrong use, found by typer; its own copy of click cannot be imported under a stable name.
+    # Wrong use, reported by typer; its own copy of click has no stable name from which to import the class.
     if hasattr(error, "format_message"):
         said = error.format_message().rstrip(".").replace(": Value error, ", ": ")
         see = " See" if said.endswith("?") else "; see"
         return _fail(f"{said}{see} {getattr(getattr(error, 'ctx', None), 'command_path', COMMAND)} --help", 2)
     if os.environ.get(TRACEBACK):
         raise error
-    last = traceback.extract_tb(error.__traceback__)[-1]
     return _fail(
-        f"{type(error).__name__}: {str(error)[:300]} ({Path(last.filename).name}:{last.lineno}); this is a defect of "
-        f"txl-deploy, which should have said what is wrong: {TRACEBACK}=1 shows where it arose; report it, please",
+        f"{_with_place(error)}; this is a defect of txl-deploy, which should have said what is wrong: {TRACEBACK}=1 "
+        "shows where it arose; report it, please",
         2,
     )
+
+
+def _with_place(error: BaseException) -> str:
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {str(error)[:300]} ({Path(last.filename).name}:{last.lineno})"
+
+
+def _broken_package(error: BaseException) -> str:
+    """Return the third party's package during whose import an error arose; "" if it arose elsewhere, or if the machine
+    or the user ended the import.
+    """
+    if not isinstance(error, Exception) or isinstance(error, OSError | MemoryError):
+        return ""
+    names = [str(frame.f_globals.get("__name__")).partition(".")[0] for frame, _ in walk_tb(error.__traceback__)]
+    package, importing = names[-1], "importlib" in names
+    if isinstance(error, ImportError) and package in OWN:  # e.g. `from numpy import ndarray` of a numpy that has none
+        package, importing = (error.name or "").partition(".")[0], True
+    return package if importing and package not in (*OWN, "", "importlib") else ""
 
 
 def _fail(message: str, code: int, details: Mapping[str, object] | None = None) -> int:
     try:
         from txl_deploy.console import plain, print_json, stderr
-    except ImportError:  # an interrupt came while NumPy was being imported, and a second import would fail
+    except Exception:  # NumPy's import was interrupted and would fail again, or a package is broken
         sys.stderr.write(f"error: {message}\n")
         return code
 
     line = plain(" ".join(message.split()))
-    if "--json-logs" in sys.argv:  # every line of the log is promised to be JSON
+    if "--json-logs" in sys.argv:  # with this option, every line on stderr must be JSON
         from txl_deploy.serve.logs import Log
 
         Log(as_json=True).say("failed", "", problem=line, exit_code=code)
     else:
         stderr.print(f"error: {line}", soft_wrap=True, style="red" if stderr.is_terminal else None)
     if "--json" in sys.argv:
-        with contextlib.suppress(OSError):  # the exit code still tells the caller
+        with contextlib.suppress(OSError):  # the exit code still reports the failure
             print_json({"error": line, "exit_code": code, **(details or {})})
     return code
 
 
 def _stopped() -> int:
-    """Return the exit code of a run that a signal stopped; 0 for any other."""
+    """Return the exit code of a run that was stopped by a signal; 0 if it was not."""
     if not (number := stopping.received()):
         return 0
     return _fail("interrupted" if number == signal.SIGINT else "terminated", 128 + number)

@@ -1,4 +1,4 @@
-"""Mark a folder as a package, and name its model: shared by the packages of all targets."""
+"""Mark a folder as a package, and name its model; the packages of all targets share these functions."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from txl_runtime.bundle.manifest import Manifest
 from txl_deploy.extras import version_of
 
 REPOSITORY = Kind("package", "txl-package.json", "models")
+"""The kind of folder that a package is: its name in messages, the file that marks it, and an example of its path."""
 
 
 def seal(folder: Path, target: str, models: Sequence[str], manifest: Manifest) -> None:
-    """Write the file that marks a folder as a package of this project."""
+    """Write the file that marks a folder as one of this project's packages."""
     told = {
         "format": "txl-deploy.package",
         "target": target,
@@ -28,5 +29,5 @@ def seal(folder: Path, target: str, models: Sequence[str], manifest: Manifest) -
 
 
 def model_name(bundle: Path) -> str:
-    """Return a name for the bundle's model, of characters that need no quoting in an address."""
+    """Return a name for the bundle's model with only characters that need no quoting in an address."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", bundle.absolute().stem).strip("-.") or "model"

@@ -1,7 +1,8 @@
-"""Print a verification: the chains and their drift, the agreement of best tokens, a text, the gates."""
+"""Print a verification: chains and their drift, agreement of best tokens, a text, gates."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import UNSET
@@ -11,6 +12,7 @@ from txl_report.schema.verification import VOCABULARY, Chain, Ranks, Tensor, Ver
 from txl_deploy.console import curve, number, rows_table, stdout
 
 COLOURS = {"passed": "green", "FAILED": "bold red", "not judged": "dim"}
+"""Style of each verdict in the terminal."""
 
 
 def print_parity(found: Verification) -> None:
@@ -29,10 +31,8 @@ def print_parity(found: Verification) -> None:
         stdout.print(_order(found.spread.ranks), soft_wrap=True)
     if (text := found.text) is not None:
         place = f" behind the {text.behind} that int4 is fitted to" if text.behind else ""
-        stdout.print(
-            f"text of {text.tokens} tokens{place}: nll {text.runtime_nll:.7f}, PyTorch {text.reference_nll:.7f}",
-            soft_wrap=True,
-        )
+        both = f"bundle {_loss(text.runtime_nll)}, PyTorch {_loss(text.reference_nll)}"
+        stdout.print(f"the text's first {text.tokens} tokens{place}: {both}", soft_wrap=True)
     if found.sensitivity:
         worst = sorted(found.sensitivity.items(), key=lambda item: -as_size(item[1]))
         stdout.print(rows_table(("quantised alone", "KL mean"), [(name, number(kl)) for name, kl in worst[:6]]))
@@ -48,8 +48,12 @@ def print_parity(found: Verification) -> None:
         stdout.print("vocabulary not compared: give --vocabulary FILE, or a checkpoint that has one", style="dim")
 
 
+def _loss(nll: float | None) -> str:
+    return "no number" if nll is None else f"{nll:.7f} nats (perplexity {math.exp(min(nll, 700.0)):.6f})"
+
+
 def _order(ranks: Ranks) -> str:
-    """Summarise the ranks of PyTorch's best tokens, near-ties included; shares are rounded down, so 100 % means all."""
+    """Summarise the ranks of PyTorch's best tokens, near-ties included; shares are rounded down: 100 % means all."""
 
     def share(part: int, whole: int) -> str:
         return f"{part * 10_000 // whole / 100:g} %"
@@ -61,7 +65,7 @@ def _order(ranks: Ranks) -> str:
 
 
 def _print_chains(chains: Sequence[Chain]) -> None:
-    """Print every chain, every output and state by name, and the drift of the first chain's outputs."""
+    """Print a row for every chain, a row for every output and state, and the drift of the first chain's outputs."""
     rows = [
         (
             chain.name,
@@ -89,12 +93,12 @@ def _print_chains(chains: Sequence[Chain]) -> None:
 
 
 def _inexact(tensors: Mapping[str, Tensor]) -> list[Tensor]:
-    """Return the tensors that have measured errors; for exact tensors the table counts differing values instead."""
+    """Return the tensors with measured errors; of exact tensors, the table counts the values that differ."""
     return [tensor for tensor in tensors.values() if not tensor.exact]
 
 
 def _unit(tensors: Sequence[Tensor]) -> str:
-    """Return the unit of a tensor's errors in all chains; for integers also the largest value that occurred."""
+    """Return the unit of a tensor's errors in all chains; for integers, also the largest value that occurred."""
     reached = [tensor.reached for tensor in tensors if tensor.reached is not UNSET]
     return tensors[0].unit + (f", reached {max(reached)}" if reached else "")
 

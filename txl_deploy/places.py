@@ -1,4 +1,4 @@
-"""Keep results beside their sources, and never inside them."""
+"""Check that results are written outside the sources from which they are made."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from txl_runtime.errors import UsageError
 
 
 def refuse_inside(out: Path, *places: Path) -> None:
-    """Refuse an output that would become a part of the input.
+    """Refuse an output path that is inside, or equal to, one of the inputs.
 
     Raises:
-        UsageError: it lies in one of these folders, or is one of these files.
+        UsageError: `out` is in one of the folders `places`, or is one of these files.
     """
     for place in places:
         with contextlib.suppress(OSError):

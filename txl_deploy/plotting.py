@@ -1,4 +1,4 @@
-"""Draw pictures if matplotlib is installed, without a display and without pyplot's global state."""
+"""Draw pictures with matplotlib, if it is installed; no display is needed, and pyplot's global state is not used."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from txl_runtime.errors import UsageError
 from txl_deploy.extras import require
 
 FORMATS = (".png", ".svg")
+"""Suffixes of pictures that can be written."""
 
 
 def check_plot(path: Path) -> None:
-    """Refuse a picture that cannot be written, before anything is measured for it.
+    """Refuse a picture that cannot be written, before anything is measured.
 
     Raises:
-        UsageError: the name has a different suffix, its folder does not exist, or something else than a file is there.
+        UsageError: the suffix is not in `FORMATS`, the folder does not exist, or the path is not a plain file.
         BackendError: matplotlib is not installed.
     """
     if path.suffix.lower() not in FORMATS:
@@ -32,7 +33,7 @@ def check_plot(path: Path) -> None:
 
 
 def draw(path: Path, panels: list[Callable[[Any], None]]) -> None:
-    """Write a picture of several panels, one under the other; each function draws into matplotlib axes of its own."""
+    """Write a picture of several panels, one below the other; each function draws into one panel's matplotlib axes."""
     figure = import_module("matplotlib.figure").Figure(figsize=(9, 3.2 * len(panels)), layout="constrained")
     for axes, panel in zip(figure.subplots(len(panels), squeeze=False)[:, 0], panels, strict=True):
         panel(axes)

@@ -1,7 +1,7 @@
-"""Stop a run by signals: each unwinds it, so that unfinished files are removed, and is remembered.
+"""Stop a run by signals: a signal raises an exception, so that unfinished files are removed, and is recorded.
 
-A library that calls back at the wrong moment drops the exception: ONNX Runtime does so while it is imported, and Python
-if the signal arrives during a clean-up.
+It is recorded because a library may drop the exception: ONNX Runtime does so while it is imported, and Python if the
+signal arrives during a clean-up.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ def listen() -> None:
 
 
 def finish() -> None:
-    """Ignore interrupts from now on: all output is written, so nothing is left to stop.
+    """Ignore interrupts from now on, because all output is written.
 
-    Python handles no signal while libraries are unloaded, so a late interrupt would end the process by its default.
+    Python handles no signal while libraries are unloaded, so a late interrupt would kill the process.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def received() -> int:
-    """Return the first signal that arrived, even if its exception was dropped; 0 for none."""
+    """Return the first signal that arrived, even if its exception was dropped; 0 if none arrived."""
     return _received[0] if _received else 0
 
 
@@ -41,14 +41,14 @@ def require_going() -> None:
 
     Raises:
         KeyboardInterrupt: the signal was SIGINT.
-        SystemExit: it was SIGTERM.
+        SystemExit: the signal was SIGTERM.
     """
     if number := received():
         _raise(number)
 
 
 def _dropped(found: sys.UnraisableHookArgs) -> None:
-    """Print nothing for a dropped exception that was raised here: the run ends at its next stage and says why."""
+    """Print nothing for a dropped exception that a signal raised: the run ends at its next stage and reports it."""
     if not (_received and isinstance(found.exc_value, KeyboardInterrupt | SystemExit)):
         _tell_dropped(found)
 

@@ -1,4 +1,4 @@
-"""Prepare the surroundings of a run: standard streams that are full or closed, and a terminal of an odd width.
+"""Prepare a run for standard streams that are full or closed, and for a terminal of an unusual width.
 
 Only the standard library is imported here, because the packages of the command line may be missing.
 """
@@ -14,19 +14,19 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 LEAST, MOST = 20, 1000
-"""Columns that output is laid out for: fewer would cut names to nothing, more only cost memory."""
+"""Smallest and largest number of columns for which output is laid out: fewer would cut names, more only take memory."""
 _SIZE = re.compile("0*[1-9][0-9]{0,10}")
-"""Accepted values of a terminal's size in a variable; 0 would mean unknown."""
+"""Accepted values of a terminal's size in an environment variable; 0 would mean unknown."""
 
 
 def settle() -> None:
-    """Make the standard streams accept every character, and limit the terminal's width to one that text fits into."""
+    """Make the standard streams accept every character, and limit the terminal's width to `LEAST` … `MOST` columns."""
     if sys.stdout is None or sys.stderr is None:
         os._exit(2)  # the parent process closed them, so no message can be shown
     Messages.stream = sys.stderr
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # escapes characters that the terminal's encoding lacks
+            stream.reconfigure(errors="backslashreplace")  # characters that the terminal's encoding lacks are escaped
     for name in ("COLUMNS", "LINES", "TERMINAL_WIDTH"):
         if not _SIZE.fullmatch(os.environ.get(name, "1")):
             del os.environ[name]
@@ -37,7 +37,7 @@ def settle() -> None:
 
 
 def leave() -> None:
-    """Flush the streams; one that takes nothing more is replaced, or Python would complain at exit."""
+    """Flush the streams; replace a stream that accepts no more output, because Python would complain at exit."""
     for stream in (sys.stdout, sys.stderr):
         with lossy(stream):
             stream.flush()
@@ -53,7 +53,7 @@ def silence(stream: IO[str]) -> None:
 
 @contextlib.contextmanager
 def lossy(stream: IO[str]) -> Iterator[None]:
-    """Tolerate failed writes in the block; after the first, the stream is silent."""
+    """Ignore failed writes in the `with` block; after the first, the stream is redirected to the null device."""
     try:
         yield
     except (OSError, ValueError):
@@ -61,16 +61,16 @@ def lossy(stream: IO[str]) -> Iterator[None]:
 
 
 class Messages:
-    """Standard error for messages: if they cannot be written any more, the work goes on without them.
+    """Standard error for messages: if messages cannot be written any more, the work goes on without them.
 
-    They go to the stream that the run began with. While rich draws a bar, it replaces sys.stderr by a stream that
-    prints on the bar's console, and so ends here again.
+    Messages go to the stream with which the run began. While rich draws a bar, it replaces sys.stderr with a stream
+    that prints on the bar's console, which writes here.
     """
 
     stream = sys.stderr
 
     def write(self, text: str) -> int:
-        """Write as much as the stream takes."""
+        """Write as much as the stream accepts."""
         with lossy(self.stream):
             self.stream.write(text)
         return len(text)

@@ -1,4 +1,4 @@
-"""`txl-deploy inspect BUNDLE --check`: try streams of B sequences and of one in a bounded process."""
+"""`txl-deploy inspect BUNDLE --check`: try a bundle in a limited process, with streams of all sequences and of one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from txl_runtime.bundle.tables import Program
 from txl_runtime.errors import UsageError
 from txl_runtime.host.backend import HostBackend
 from txl_runtime.host.engine import Engine
-from txl_runtime.host.trial import Tried, key_of
+from txl_runtime.host.trial import TrialEngine, key_of
 from txl_runtime.listener import Listener
 from txl_runtime.model import Model
 from txl_runtime.sandbox.process import Bounds
@@ -23,18 +23,18 @@ from txl_runtime.types import Arrays, Call
 from txl_runtime.update_rules import usable_updates
 
 OPENING = "(opening)"
-"""Stands for a program's name in the row of opening all graphs of an update rule."""
+"""Stands in place of a program's name in the row for opening all graphs of an update rule."""
 
 
 class TriedProgram(Struct, frozen=True):
     """The trials of one program.
 
     Attributes:
-        program: its name, or `OPENING`.
+        program: the program's name, or `OPENING`.
         update: the update rule that was loaded.
-        combinations: number of sizes that were tried; 0 for a program that no stream of zeros reached.
-        seconds: processor time of the longest trial.
-        memory: peak bytes of the process after the last trial; 0 if the system does not report it.
+        combinations: number of combinations of sizes that were tried; 0 if no stream of zeros ran the program.
+        seconds: processor time of the longest trial, in seconds.
+        memory: peak memory of the process after the last trial, in bytes; 0 if the system does not report it.
     """
 
     program: str
@@ -44,11 +44,11 @@ class TriedProgram(Struct, frozen=True):
     memory: int
 
 
-def try_bundle(path: Path, manifest: Manifest, bounds: Bounds, heard: Listener) -> list[TriedProgram]:
-    """Run every program that a stream of B sequences or of one runs, on zeros, in a bounded process only.
+def try_bundle(path: Path, manifest: Manifest, bounds: Bounds, listener: Listener) -> list[TriedProgram]:
+    """Run streams of zeros, with all sequences and with one, in a limited process; nothing runs in this process.
 
-    Streams begin with segments of each length, go on until no new sizes come, and then use each other length. A softmax
-    is computed for the last positions, so different numbers of rows stay untried.
+    For each length, a stream begins with segments of that length until no new sizes appear, and then uses each other
+    length. The softmax runs only for the last positions, so other numbers of rows are not tried.
 
     Raises:
         BundleError: a trial ended the process; the message names program, sizes and cause.
@@ -56,14 +56,14 @@ def try_bundle(path: Path, manifest: Manifest, bounds: Bounds, heard: Listener) 
     """
     found: list[TriedProgram] = []
     for update in usable_updates(manifest.updates):
-        heard.stage(f"try to open the graphs of {update}")
+        listener.stage(f"try to open the graphs of {update}")
         with txl_runtime.load(path, "cpu", threads=1, update=update, trial=bounds) as model:
             assert isinstance(model.backend, HostBackend)
             tried = model.backend.engine
-            assert isinstance(tried, Tried)
+            assert isinstance(tried, TrialEngine)
             tried.opener = partial(Nothing, tried)
             for sequences in sorted({model.batch_size, 1 if manifest.can.run_fewer else model.batch_size}):
-                heard.stage(f"try {update} with B {sequences}")
+                listener.stage(f"try {update} with B {sequences}")
                 for first in manifest.segment_lengths:
                     others = [length for length in manifest.segment_lengths if length != first]
                     _run(model, sequences, [first, *others], tried)
@@ -72,11 +72,11 @@ def try_bundle(path: Path, manifest: Manifest, bounds: Bounds, heard: Listener) 
 
 
 class Nothing(Engine):
-    """An engine that runs nothing: a stream's result is uninitialised, or zeros of the size in the trial."""
+    """An engine that runs nothing: a stream's results are uninitialised, or zeros of the trial's sizes."""
 
     description, least_rows = "", 1
 
-    def __init__(self, tried: Tried, _: Sequence[Program]) -> None:
+    def __init__(self, tried: TrialEngine, _: Sequence[Program]) -> None:
         self._tried = tried
 
     def bind(self, program: Program, inputs: Arrays, outputs: Arrays) -> Call:
@@ -93,21 +93,21 @@ class Nothing(Engine):
         pass
 
 
-def _run(model: Model, sequences: int, lengths: list[int], tried: Tried) -> None:
-    """Run segments of each length in turn, each until it brings no new sizes: states may grow."""
+def _run(model: Model, sequences: int, lengths: list[int], tried: TrialEngine) -> None:
+    """Run segments of each length in turn; repeat a length until no new sizes appear, because states may grow."""
     manifest, stream = model.manifest, model.stream(sequences)
     for length in lengths:
         inputs = {entry.name: np.zeros(entry.sizes(sequences, length), entry.dtype) for entry in manifest.given}
         counts, before = np.full(sequences, length, np.int32), -1
-        with contextlib.suppress(UsageError):  # no program takes this length with the state's present size
+        with contextlib.suppress(UsageError):  # no program accepts this length with the present size of the state
             while before < (before := len(tried.tried)):
                 result = stream.loop.run(inputs, counts)
                 if manifest.clusters:
                     stream.loop.output.logprobs(result.last(), np.zeros((sequences, manifest.vocab_size), np.float32))
 
 
-def _summed(tried: Tried, model: Model) -> Iterator[TriedProgram]:
-    """Yield one row for opening, and one for each program."""
+def _summed(tried: TrialEngine, model: Model) -> Iterator[TriedProgram]:
+    """Yield one row for opening the graphs, and one row for each program."""
     yield TriedProgram(OPENING, model.update, 1, tried.opened.seconds, tried.opened.memory)
     ran = [name for name, _ in tried.tried]
     for name in dict.fromkeys([program.name for program in model.backend.programs] + ran):

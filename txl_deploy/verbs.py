@@ -1,4 +1,4 @@
-"""The verbs of `txl-deploy`: a table, and an application that imports the module of a verb when it is called.
+"""The verbs of `txl-deploy`: a table of verbs, and an application that imports only the module of the called verb.
 
 To add a verb, write `txl_deploy/commands/VERB.py` with a function `run` and add one line to `VERBS`.
 """
@@ -15,25 +15,26 @@ from txl_deploy.helping import SETTINGS, Command, Group
 VERBS = {
     "inspect": "Show architecture, sizes, context and parity; what a checkpoint holds, or what an ONNX file remembers.",
     "export": "Turn a trained Transformer-XL, or a model of your own that carries state, into a verified bundle.",
-    "build": "Build the engines of a bundle and put them into it.",
+    "build": "Build the engines of a bundle, or compile its step, and put them into it.",
     "verify": "Compare a bundle or an ONNX file with PyTorch over chained segments; exit code 1 when a gate fails.",
     "selftest": "Replay stored vectors on this machine; exit code 1 when they differ.",
     "generate": "Continue a prompt; text where the bundle has a vocabulary, token ids otherwise.",
     "score": "Score a text, or the documents of a folder or a file: perplexity, bits per token and, of text, per byte.",
-    "package": "Write a package: a model repository for Triton, or the model as plain C.",
+    "datastore": "Build a store of what a model has read, which score, generate and serve search at each prediction.",
+    "package": "Write a package: a model repository for Triton, the model as plain C, or a folder for browsers.",
     "serve": "Serve a bundle over HTTP as OpenAI's clients expect it: many sessions, each with its own memory.",
     "playground": "Try a bundle on a page in the browser, on this machine alone: generate, see probabilities, go back.",
     "report": "Make a page that shows what a bundle is and what proves it: one file that loads nothing.",
     "bench": "Measure decoding, prefill and scoring with full memory, competitors in turns; load time and memory.",
 }
-"""Every verb and its line in `txl-deploy --help`: the first line of its function's docstring."""
+"""Every verb with its line in `txl-deploy --help`, which is also the first line of its function's docstring."""
 
 
 class _Verbs(Group):
-    """A group that lists every verb from the table; only the one that is called is imported."""
+    """A group that lists every verb from the table, and imports only the verb that is called."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
-        """Return the verb that the first argument names, and the arguments behind it."""
+        """Return the verb that the first argument names, and the arguments after it."""
         name, found, rest = super().resolve_command(ctx, args)
         return name, found if name is None else command(name), rest
 
@@ -49,7 +50,7 @@ app = typer.Typer(
 
 
 def command(verb: str) -> Any:
-    """Return a verb's command with its arguments, as typer makes it from the verb's function."""
+    """Return a verb's command with its options, which typer makes from the verb's function."""
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
     made = alone.command(name=verb, cls=Command, context_settings=SETTINGS)
     made(import_module(f"txl_deploy.commands.{verb}").run)
@@ -57,7 +58,7 @@ def command(verb: str) -> Any:
 
 
 def _listed() -> None:
-    """Do nothing: the placeholder of every verb until it is called."""
+    """Do nothing: this function stands in place of every verb until the verb is called."""
 
 
 for _name, _help in VERBS.items():

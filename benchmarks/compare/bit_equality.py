@@ -42,7 +42,7 @@ from scenes import Scenes
 FIGURES = "verification figures"
 """Numbers that judge a bundle and are no part of it: report.json, and `parity` wherever it is written or printed."""
 RELATIVE, ABSOLUTE = 1e-6, 1e-12
-"""How far such figures may be apart, when a divergence is computed in another way, to count as explained."""
+"""The largest difference, relative and absolute, of figures that count as explained: computed in another way."""
 EXPLAINED = {
     r"backends?(_notes)?\.": "what is said of backends that are not taken",
     r"(manifest\.)?joint ": "a field that bundles without it have as well",
@@ -144,7 +144,7 @@ class _Side:
     out: Path
 
     def python(self, *arguments: object) -> str:
-        """What a Python process prints on stdout; it sees no other checkout."""
+        """Run a Python process that sees no other checkout, and return its stdout."""
         environment = environment_of(self.source) | {"OMP_NUM_THREADS": "1"}
         command = [sys.executable, *map(str, arguments)]
         done = subprocess.run(command, env=environment, cwd=self.out, capture_output=True, text=True, check=False)
@@ -317,7 +317,7 @@ def _in_one_format(document: Any) -> Any:
 
 
 def _differences(old: Any, new: Any, place: str, figures: bool) -> Iterator[tuple[str, float | None]]:
-    """Where two documents differ; with the relative difference if that is one of explained figures, else None."""
+    """Yield each place at which two documents differ; with the relative difference of explained figures, else None."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted(old.keys() | new.keys()):
             pair = (old.get(key, "absent"), new.get(key, "absent"))

@@ -39,7 +39,7 @@ POLICIES = ROOT / "conformance" / "bundles"
 
 
 class Case(NamedTuple):
-    """One row of the first table: a bundle, an update rule and segments of so many positions."""
+    """One row of the first table: a bundle, an update rule and the number of positions in a segment."""
 
     name: str
     bundle: Path
@@ -95,7 +95,7 @@ def built(folder: Path, installed: Path | None) -> Path:
 
 
 def commands(program: Path, case: Case) -> dict[str, list[str]]:
-    """What starts each side with a case's bundle."""
+    """Return the command of each side for a case's bundle."""
     told = [str(case.bundle), case.update]
     return {
         "C": [str(program), *told],

@@ -20,7 +20,7 @@ double seconds(clockid_t clock) {
     return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
 }
 
-// Of this program alone: what getrusage says counts the process that started it, too.
+// Peak memory of this program alone: getrusage counts the process that started it, too.
 long peak() {
     std::ifstream file("/proc/self/status");
     for (std::string word; file >> word;)

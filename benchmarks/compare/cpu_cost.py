@@ -38,7 +38,7 @@ MODELS = {
     "LSTM over features": ("own", "replace"),
     "GRU over tokens": ("words", "replace"),
 }
-"""What is timed: bundles of one sequence that `host_cost.py` makes, and the update rules of their state."""
+"""The timed bundles, of one sequence each, that `host_cost.py` makes, and the update rules of their state."""
 CALLS = ("Loop.run", "Stream.run", "Stream.step", "Stream.feed")
 
 Rounds = dict[str, dict[str, list[float]]]
@@ -65,7 +65,7 @@ class NoEngine:
         return ()
 
     def run(self, program: Any, inputs: Any) -> Any:
-        """What no model here needs."""
+        """Raise: no model here leaves sizes open."""
         raise NotImplementedError(f"{program.name} leaves sizes open, expected a program of fixed sizes")
 
     def release_pages(self) -> None:
@@ -80,7 +80,7 @@ def opened(runtime: Any, bundle: Path, update: str) -> Any:
 
 
 def works(model: Any) -> Mapping[str, Callable[[], object]]:
-    """What is timed of a model, by name: each is to be called again and again."""
+    """Return the timed calls of a model by name; each can be repeated without end."""
     draws, number = np.random.default_rng(0), itertools.count()
     (name, entry), *_ = ((e.name, e) for e in model.manifest.inputs if e.role in ("tokens", "feature"))
     if entry.role == "tokens":

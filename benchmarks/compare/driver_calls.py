@@ -56,7 +56,7 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "hidden": {"memory": "hidden"},
     "no memory": {"config": TINY | {"memory_length": 0}},
 }
-"""What is exported: changes of a small config, and options of `export`."""
+"""The exported models: changes of a small config, and options of `export`."""
 ROLLED_ALONE = ("hidden", "no memory")
 STEPS = ("recurrent", "growing", "counting", "together", "stateless")
 CASES = [
@@ -75,9 +75,9 @@ FAILURES: dict[str, Any] = {
     "cuMemcpy": 719,
     "cuMemset": 719,
 }
-"""How the names of functions begin that fail, and what they do then."""
+"""The functions that fail, by the beginnings of their names, and the status that they return."""
 GIVE_BACK = ("cuMemFree", "cuEventDestroy", "cuGraphExecDestroy", "cuStreamDestroy")
-"""How the names of functions begin that give something back whose owner has gone."""
+"""The functions that give something back whose owner has gone, by the beginnings of their names."""
 Record = dict[str, list[tuple[str, list[str]]]]
 """By case, every operation and its calls."""
 
@@ -140,9 +140,9 @@ def compare(old: Record, new: Record, look: Callable[[Sequence[str]], list[str]]
 
 
 def record(bundles: Path, cases: Sequence[tuple[str, str]]) -> Record:
-    """What happens on the driver in each case."""
+    """Return the operations of each case with their calls of the driver."""
     found: Record = {}
-    gc.disable()  # memory is given back where it is let go of, and not when so many objects were made
+    gc.disable()  # so memory is given back where it is let go of, and not at the collector's next run
     for name, rule in cases:
         path = bundle(bundles, name)
         for title, steps in WAYS.items():
@@ -313,7 +313,7 @@ class Play:
 
     @property
     def wants(self) -> tuple[Want, ...]:
-        """What results may be asked for."""
+        """The results that may be asked for."""
         return ("rows",) if self.model.manifest.logprobs is None else ("rows", "last", "next", "nll")
 
     def length(self) -> int:
@@ -332,7 +332,7 @@ class Play:
         return found
 
     def counts(self, b: int, length: int) -> Ids:
-        """How many positions count: any numbers that the model takes, but not 0 in all sequences."""
+        """Draw the number of positions that count in each sequence, as the model allows; not 0 in all of them."""
         manifest = self.model.manifest
         if manifest.streams == "lockstep":
             return np.full(b, length, np.int32)
@@ -373,7 +373,7 @@ class Play:
 
 
 def loops(play: Play) -> None:
-    """What can be done to a loop."""
+    """Do all that a loop can."""
     play.open()
     loop = play.loop()
     for want in play.wants:
@@ -400,7 +400,7 @@ def states_moved(play: Play, loop: Any) -> None:
 
 
 def segments_of_every_sort(play: Play, loop: Any) -> None:
-    """Of fewer sequences, with idle ones, without any effect, and many times around a ring."""
+    """Run segments of fewer sequences, with idle ones, without commit, and often around a ring."""
     for b in (2, 1, B):
         if "fill" in play.model.manifest.counters:  # there a sequence that is gone has to be idle
             play.do(f"{b} sequences remain", loop.reorder, np.arange(b))
@@ -461,7 +461,7 @@ def singly(play: Play) -> None:
 
 
 def failures(play: Play) -> None:
-    """What fails, and what is done after that."""
+    """Let each function fail once, and go on after that."""
     play.open()
     driver, every = play.notes.driver, np.arange(B)
     loop = play.loop()
@@ -472,7 +472,7 @@ def failures(play: Play) -> None:
             play.do("it begins anew", loop.clear, every)
     driver.forgive()
     for name, outcome in FAILURES.items():
-        # What was sent to a loop that could not be opened is waited for by nobody, which the stand-in would tell of.
+        # Nobody waits for the work of a loop that could not be opened, which the stand-in would complain of.
         if name in ("cuMemAlloc", "cuMemHostAlloc", "cuCtxPush"):
             fail(play, name, outcome, loop, "a loop is opened", play.model.open_loop)
         fail(play, name, outcome, loop, "a segment", play.segment, loop)
@@ -510,7 +510,7 @@ def large(play: Play) -> None:
 
 
 def streams(play: Play) -> None:
-    """What can be done to a stream."""
+    """Do all that a stream can."""
     play.open()
     manifest, length = play.model.manifest, play.lengths[0]
     lockstep = manifest.streams == "lockstep"
@@ -572,7 +572,7 @@ WAYS: dict[str, Callable[[Play], None]] = {
     "idle": idle,
     "finite": finite,
 }
-"""What is done in one process's life of a device."""
+"""The operations in one process's life of a device."""
 
 
 def given_back_last(lines: Sequence[str]) -> list[str]:
@@ -594,7 +594,7 @@ def given_back_last(lines: Sequence[str]) -> list[str]:
 
 
 def without_lost_marks(lines: Sequence[str]) -> list[str]:
-    """Calls without an event's record that another one of the same event follows before anybody waits for it."""
+    """Calls without records of an event that is recorded again before anybody waits for it."""
     kept: list[str] = []
     later: set[str] = set()
     for line in reversed(lines):
@@ -611,7 +611,7 @@ def without_lost_marks(lines: Sequence[str]) -> list[str]:
 
 
 def digest(given: Any) -> str:
-    """What stands for a result, whatever it consists of: equal for equal bits alone."""
+    """Return 16 hexadecimal digits of a result of any type: equal for equal bits alone."""
     found = hashlib.sha256()
     for piece in _pieces(given):
         found.update(piece)

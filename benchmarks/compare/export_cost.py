@@ -1,4 +1,4 @@
-"""What the export of a small model of one's own costs: processor seconds, old and new in turns.
+"""Measures the export of a small model of one's own: processor seconds, old and new in turns.
 
     python benchmarks/compare/export_cost.py [../old-checkout] [--rounds 3] [--only gru …] [--out FILE]
 
@@ -95,7 +95,7 @@ def _compressive() -> Any:
     layers, width, heads, rows, old_rows, words = 2, 32, 4, 8, 4, 50
 
     class Compressive(nn.Module):
-        """What leaves the memory is compressed by two into a second one; both begin without rows."""
+        """Rows that leave the memory are compressed by two into a second one; both begin without rows."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -132,7 +132,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "convolutions": _convolutions,
     "compressive": _compressive,
 }
-"""What is exported: policies of one layer, causal convolutions with caches, a memory and a compressed one that grow."""
+"""The exported models: policies of one layer, causal convolutions with caches, a growing and a compressed memory."""
 
 
 def work(name: str, batch_size: int) -> dict[str, float]:

@@ -49,7 +49,7 @@ from benchmarks.shared.idle import Idle
 OLD, NEW = ("old Python",), ("new Python", "new C")
 """A checkout, and what its driver is made of."""
 WAYS = {"recorded": True, "singly": False}
-"""How work is put in, and whether engines say that theirs can be recorded."""
+"""The ways to put work in: True if engines say that theirs can be recorded."""
 BUNDLES = {"one": 1, "eight": 8}
 """Transformer-XLs by their batch size."""
 WORKS = {
@@ -63,7 +63,7 @@ WORKS = {
     "score of 64, 8 sequences, ring": ("eight", "ring"),
     "run of an own step, 1 sequence": ("own", "replace"),
 }
-"""What is timed: a bundle and its update rule."""
+"""The timed work: a bundle and its update rule."""
 VOCABULARY, LENGTH, MEMORY = 64, 64, 128
 WARM_UP_CALLS, BLOCK = 8, 25
 
@@ -260,7 +260,7 @@ def _answer(source: Path, files: Path, side: str) -> None:
 
 
 def _calls(work: str, stream: Any) -> Callable[[], object]:
-    """What is timed, as a function to be called again and again."""
+    """Return the timed work as a function that can be called without end."""
     b, number = stream.batch_size, itertools.count()
     draws = np.random.default_rng(0)
     kind = work.split()[0].rstrip(",")
@@ -331,7 +331,7 @@ class _Status(IntEnum):
 
 
 class _Handle:
-    """What the bindings give for streams and events."""
+    """Stands for a stream or an event of the bindings."""
 
     def __int__(self) -> int:
         return 7

@@ -60,9 +60,9 @@ from itertools import chain
 from pathlib import Path
 
 PACKAGES = {"txl_runtime": 0, "txl_engines": 1, "txl_report": 1, "txl_export": 2, "txl_deploy": 3}
-"""How high each package stands: one imports from what stands below it."""
+"""The level of each package: one imports from lower levels alone."""
 PLACES = ("runtime", "export", "")
-"""Where packages lie in a checkout."""
+"""The folders of packages in a checkout."""
 LEVELS = {"errors": 0, "types": 0, "listener": 0, "starting": 0, "files": 0, "installing": 0}
 LEVELS |= {"update_rules": 1, "ladder": 1, "bundle": 1, "guard": 2, "streaming": 3, "host": 4, "device": 4, "model": 5}
 LEVELS |= {"sandbox": 1, "sessions": 6, "selftest": 6}

@@ -1,4 +1,4 @@
-"""What every test of something bad was told, by test, so that a change that is to lose no message can be held to it.
+"""Records the messages of every test of something bad, by test, to show that a change loses none.
 
     python benchmarks/compare/messages.py record OLD.json --source ../old TESTS [pytest's arguments]
     python benchmarks/compare/messages.py record NEW.json TESTS [pytest's arguments]

@@ -58,18 +58,18 @@ WARM_UP_CALLS, LEAST_CALLS = 3, 3
 REST = 0.1
 """Seconds between two slices: the threads of an engine spin for a moment after its last call."""
 FOREIGN, LEAST_QUIET = 0.05, 3
-"""A round is quiet when others used at most this share of the machine; so many have to be, to leave the rest out."""
+"""A round is quiet if others used at most this share of the machine; with 3 quiet rounds, the rest is left out."""
 SIDES = ("old", "new")
 
 MEMORIES, BATCHES, POLICIES = (160, 640), (1, 16), ("lstm", "gtrxl")
 """Rows and sequences of the models that `--models` exports."""
 
 Rounds = dict[str, list[dict[str, float]]]
-"""Of every measured quantity and round: a value per side, and the share of the machine that others used ("foreign")."""
+"""By measured quantity and round: a value per side, and the share of the machine that others used ("foreign")."""
 
 
 def measure(bundles: dict[str, Path], sources: dict[str, Path], threads: int, options: argparse.Namespace) -> Rounds:
-    """Everything about one model, whose bundle may be another one for each side."""
+    """Measure everything about one model, whose bundle may be a different one for each side."""
     found: Rounds = {}
     for wrap, works in ((False, works_of(json.loads((bundles["old"] / "manifest.json").read_text()))), (True, PYTHON)):
         for first in range(0, options.rounds, options.renew):
@@ -101,7 +101,7 @@ def measure(bundles: dict[str, Path], sources: dict[str, Path], threads: int, op
 
 
 def works_of(manifest: dict[str, Any]) -> tuple[str, ...]:
-    """What a bundle is asked to do."""
+    """Return the kinds of work that a bundle can do."""
     if "fill" in manifest["counters"]:
         return TOKENS
     works = ARRAYS[: len({program["segment_length"] for program in manifest["programs"]} - {0})]
@@ -110,7 +110,7 @@ def works_of(manifest: dict[str, Any]) -> tuple[str, ...]:
 
 
 class _Machine:
-    """What the whole machine does from now on."""
+    """The load of the whole machine from now on."""
 
     def __init__(self) -> None:
         self._started, self._busy = time.perf_counter(), self._seconds()
@@ -211,7 +211,7 @@ class _Engine:
 
 
 class _Worker:
-    """What a child process does: it has one stream, whose memory is full."""
+    """The child process's work: it has one stream, whose memory is full."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._clock = time.process_time_ns if options.processor else time.perf_counter_ns
@@ -263,7 +263,7 @@ class _Worker:
         return found
 
     def answer(self, work: str, seconds: float = 0) -> dict[str, float]:
-        """What a request asks for."""
+        """Return the times that a request asks for."""
         if work == "load":
             lines = Path("/proc/self/status").read_text().splitlines()
             peak = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
@@ -309,7 +309,7 @@ class _Worker:
 
 
 def _chosen(parser: argparse.ArgumentParser, options: argparse.Namespace) -> dict[str, dict[str, Path]]:
-    """What is measured: by title, the bundle that each side opens."""
+    """Return the bundles to measure: by title, the one that each side opens."""
     if options.models is not None:
         old = export_models(options.old, options.models / "old", options.only)
         new = export_models(options.new, options.models / "new", options.only) if options.each else old

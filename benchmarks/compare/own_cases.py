@@ -77,7 +77,7 @@ OWN_CASES = (
 
 
 def source_of(case: OwnCase, checkout: Path) -> Any:
-    """What `txl_export.export` takes."""
+    """Return the source of a case, as `txl_export.export` takes it."""
     if ":" in case.source:
         return f"{checkout / case.source}"
     small: Any = importlib.import_module("stand_ins.small_steps")

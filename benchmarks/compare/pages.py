@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 VALUES: tuple[Any, ...] = (None, -1, 0, 1, 1e300, 2**63, "word", "", True, [], {}, [None], {"a": 1})
-"""What stands in the place of something."""
+"""The values that replace a value of a document."""
 MOST_ITEMS = 3
-"""Of a list: its first items are changed one by one, the others are like them."""
+"""The first items of a list that are changed one by one; the others are like them."""
 
 MOST_CHANGES = 12
 """Changed lines of a page that are printed."""
@@ -103,7 +103,7 @@ def _with(document: Any, path: tuple[Any, ...], value: Any) -> Any:
 
 
 def ask(checkout: Path, questions: list[Question], into: Path) -> list[Answer]:
-    """What a checkout says of bundles and documents, and the pages that it makes of them."""
+    """Ask a checkout about bundles and documents; returns its answers and the pages that it makes."""
     into.mkdir()
     pages = [into / f"{index}.html" for index in range(len(questions))]
     asked = [

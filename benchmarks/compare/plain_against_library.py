@@ -25,6 +25,7 @@ import onnxruntime
 import txl_runtime
 from c_against_python import ROOT, Case, built, commands, timed
 from host_cost import spread
+from plain_function import flags_of
 from python_side import inputs
 from txl_runtime.model import Model
 
@@ -34,7 +35,7 @@ from benchmarks.shared.tables import Table, log
 from txl_deploy.plain_c.compiling import find_compiler
 from txl_deploy.plain_c.generating import KINDS
 from txl_deploy.plain_c.package import PlainPackage, package_c
-from txl_deploy.plain_c.rendering import FLAGS, literals
+from txl_deploy.plain_c.rendering import literals
 
 sys.path.append(str(ROOT / "benchmarks" / "rivals"))
 from all_steps import made
@@ -57,7 +58,7 @@ SIDES = ("plain C", "library", "Python")
 
 
 class Measured(NamedTuple):
-    """Of one package: the largest error, what it says of itself, and µs of a segment by side and round."""
+    """The figures of one package: largest error, sizes as it states them, and µs of a segment by side and round."""
 
     error: float
     sizes: dict[str, int | None]
@@ -94,7 +95,7 @@ def side(package: PlainPackage, model: Model, folder: Path) -> list[str]:
     glue.append(f"#define STEP {name}_step(&state, {', '.join(arguments)})")
     (folder / "glue.h").write_text("\n".join(glue) + "\n")
     source, program = Path(__file__).with_name("plain_side.c"), folder / "plain_side"
-    flags = ["-std=c99", *shlex.split(FLAGS), f"-I{folder}", f"-I{package.folder}"]
+    flags = ["-std=c99", *shlex.split(flags_of(package.folder)), f"-I{folder}", f"-I{package.folder}"]
     sources = [source, package.folder / f"{name}.c"]
     subprocess.run([*find_compiler(), *flags, *sources, "-o", program, "-lm"], check=True)
     return [str(program), str(package.folder / f"{name}.weights")]
@@ -104,7 +105,8 @@ def measured(path: Path, length: int | None, program: Path, rounds: int, seconds
     """Package one bundle and let the three sides take turns."""
     model = txl_runtime.load(path, backend="cpu", threads=1)
     with tempfile.TemporaryDirectory() as place:
-        package = package_c(path, Path(place) / "package", name="model", length=length, weights_file=True)
+        lengths = () if length is None else (length,)
+        package = package_c(path, Path(place) / "package", name="model", lengths=lengths, weights_file=True)
         case = Case(path.stem, path, model.update, package.segment_length)
         others = commands(program, case)
         starting = dict(zip(SIDES, (side(package, model, Path(place)), others["C"], others["Python"]), strict=True))

@@ -6,20 +6,29 @@ import ctypes
 import re
 import shlex
 import subprocess
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.bundle.tables import Input, Output
+from txl_runtime.bundle.tables import Input, Output, StateTensor
+from txl_runtime.native.ring import LANES, STRIP
 from txl_runtime.types import Array, Arrays, Ids
 
 from txl_deploy.plain_c.compiling import find_compiler
-from txl_deploy.plain_c.rendering import FLAGS
 from txl_deploy.plain_c.step import whole_update
 
 KINDS = {"float": ctypes.c_float, "int32_t": ctypes.c_int32, "bool": ctypes.c_bool}
 MEMBER = re.compile(r"^    (float|int32_t|bool) (\w+)((?:\[\d+\])*);", re.MULTILINE)
+
+
+def flags_of(package: Path) -> str:
+    """The flags that a package's Makefile compiles it with."""
+    found = re.search(r"^CFLAGS = (.*)$", (package / "Makefile").read_text(), re.MULTILINE)
+    assert found is not None, "a package has a Makefile"
+    return found[1]
 
 
 class PlainFunction:
@@ -40,7 +49,7 @@ class PlainFunction:
         sizes = dict(re.findall(r"^#define \w+?_(BATCH_SIZE|SEGMENT_LENGTH) (\d+)$", header.read_text(), re.MULTILINE))
         self.batch_size, self.length = int(sizes["BATCH_SIZE"]), int(sizes["SEGMENT_LENGTH"])
         library, source = folder / f"{self._name}.so", package / f"{self._name}.c"
-        flags = [*shlex.split(FLAGS), "-std=c99", "-shared", "-fPIC"]
+        flags = [*shlex.split(flags_of(package)), "-std=c99", "-shared", "-fPIC"]
         subprocess.run([*find_compiler(), *flags, source, "-o", library, "-lm"], check=True)
         self._library = ctypes.CDLL(str(library))
         struct, fields = re.search(r"typedef struct \w+ {(.*?)^}", header.read_text(), re.DOTALL | re.MULTILINE), []
@@ -73,6 +82,12 @@ class PlainFunction:
             for entry, array in zip(self._manifest.outputs, found, strict=True)
         }
 
+    def feeding(self, given: Array, found: Array) -> Callable[[], object]:
+        """A call of a package with several lengths: `given` [any number of positions] goes in, `found` is written."""
+        places = [ctypes.c_void_p(array.ctypes.data) for array in (given, found)]
+        arguments = ctypes.byref(self._state), places[0], ctypes.c_size_t(given.size), places[1]
+        return partial(getattr(self._library, f"{self._name}_feed"), *arguments)
+
     def reset(self, which: Array | None = None) -> None:
         """Begin sequences anew, bool [B]; all without it."""
         self._call("reset", None if which is None else which.astype(np.uint8))
@@ -83,7 +98,10 @@ class PlainFunction:
 
     def states(self) -> dict[str, Array]:
         """All states by name, [.., B, ..], as they are now."""
-        states, side = self._manifest.states_of(whole_update(self._manifest)), self._state.side
+        states = self._manifest.states_of(whole_update(self._manifest))
+        if "keys" in self._members:
+            return {state.name: self._memory(number, state) for number, state in enumerate(states)}
+        side = self._state.side
         sides = (np.array(getattr(self._state, name)[side]) for name in self._members[: len(states)])
         return {
             state.name: side.astype(state.dtype).reshape(state.shape) for state, side in zip(states, sides, strict=True)
@@ -92,6 +110,20 @@ class PlainFunction:
     def fill(self) -> Ids:
         """Memory rows that exist, [B]; zeros of a model that has none."""
         return np.array(getattr(self._state, "fill", [0] * self.batch_size), np.int32)
+
+    def _memory(self, number: int, state: StateTensor) -> Array:
+        """Rows of a ring, oldest first, [B, H, M, d_head]; those that do not exist are zeros."""
+        batch, heads, rows, width = state.shape
+        keys, layer = number % 2 == 0, number // 2
+        if keys:
+            ring = np.array(self._state.keys[layer]).reshape(batch, heads, -1, width, STRIP)
+            ring = ring.swapaxes(3, 4).reshape(batch, heads, -1, width)
+        else:
+            ring = np.array(self._state.values[layer]).reshape(batch, heads, -1, -(-width // LANES) * LANES)
+        slots, found = rows + self.length, np.zeros(state.shape, np.float32)
+        for row, (head, fill) in enumerate(zip(self._state.head, self._state.fill, strict=True)):
+            found[row, :, rows - fill :] = ring[row][:, (head - fill + np.arange(fill)) % slots, :width]
+        return found
 
     def _call(self, what: str, *arrays: Array | None) -> None:
         pointers = (None if array is None else ctypes.c_void_p(array.ctypes.data) for array in arrays)

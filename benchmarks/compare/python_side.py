@@ -13,7 +13,7 @@ from txl_runtime.types import Array
 
 
 def inputs(model: txl_runtime.Model, length: int) -> dict[str, Array]:
-    """Random arrays for a segment of so many positions."""
+    """Random arrays for a segment of `length` positions."""
     draws, given = np.random.default_rng(0), dict[str, Array]()
     for entry in model.manifest.inputs:
         if entry.role == "tokens":

@@ -1,4 +1,4 @@
-"""What streams of one loaded model are put through, whatever the model: `bit_equality.py` compares what comes out.
+"""Runs streams of one loaded model through the same scenes, whatever the model, for `bit_equality.py` to compare.
 
 It uses the public contract alone, so that one and the same file runs on two checkouts. What a model refuses is an item
 as well: its message, on one line. The draws depend on the manifest's tables alone.
@@ -21,7 +21,7 @@ HUGE = 3e38
 
 
 class Scenes:
-    """What streams of one loaded model are put through.
+    """The scenes that streams of one loaded model go through.
 
     Args:
         model: what `txl_runtime.load` returned.
@@ -60,7 +60,7 @@ class Scenes:
     # --- draws ----------------------------------------------------------------------------------------------------
 
     def _arrays(self, length: int, seed: int, rows: int | None = None) -> dict[str, Any]:
-        """All inputs by name, of so many positions."""
+        """Draw all inputs by name, of `length` positions."""
         draws = np.random.default_rng(seed)
         places = {"B": rows or self._b}
         found = {}
@@ -86,7 +86,7 @@ class Scenes:
         return next((size for size in range(length, 0, -1) if self._edges(size)[-1] == size), self._lengths[-1])
 
     def _edges(self, length: int) -> list[int]:
-        """Where sequences may end in so many positions, nothing first; short of the length where a rest remains."""
+        """Return the positions at which a sequence may end, 0 first; exact lengths may not add up to `length`."""
         if not self._exact:
             return list(range(length + 1))
         edges = [0]
@@ -105,7 +105,7 @@ class Scenes:
         return counts
 
     def _live(self, index: int, b: int) -> Any:
-        """Which sequences run in a segment: each alone, all but each, all, none, halves, in turns."""
+        """Return the sequences that run in a segment: each alone, all but each, all, none, halves, in turns."""
         places = np.arange(b)
         ways = [places == row for row in range(b)] + [places != row for row in range(b)]
         ways += [places >= 0, places < 0, places < (b + 1) // 2, places >= b // 2, places % 2 == 0]
@@ -115,7 +115,7 @@ class Scenes:
     # --- what comes out -------------------------------------------------------------------------------------------
 
     def _tried(self, name: str, call: Callable[..., Any], *arguments: Any, **named: Any) -> Items:
-        """What a call returns, an array or arrays by name; or what it says when it refuses."""
+        """Yield the results of a call, an array or arrays by name; or its message if it refuses."""
         try:
             found = call(*arguments, **named)
         except self._refusal as error:
@@ -313,7 +313,7 @@ class Scenes:
     # --- models of tokens -----------------------------------------------------------------------------------------
 
     def _refused(self) -> Items:
-        """What no model of arrays does with tokens, and what it says."""
+        """Yield the refusals of a model of arrays that is given tokens."""
         stream, tokens = self._model.stream(), np.zeros((self._b, 1), np.int32)
         for name in ("step", "feed", "score"):
             yield from self._tried(name, getattr(stream, name), tokens)

@@ -26,7 +26,7 @@ from typing import Any, Literal
 sys.path.extend(str(Path(__file__).parents[2] / "tests" / folder) for folder in ("", "helpers"))
 
 SMALL = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1, "int8": 5e-2, "int4": 2e-1}
-"""How far a fault of a precision is from what is right: some times its rounding."""
+"""The size of a precision's fault: several times its rounding."""
 WINDOWED = {"same_length": True, "clamp_length": 4}
 STEPS = "tests/stand_ins/small_steps.py"
 
@@ -53,7 +53,7 @@ class Case:
 
     @property
     def precision(self) -> str:
-        """Of the bundle."""
+        """The bundle's precision."""
         return str(self.options.get("precision", "fp32"))
 
 
@@ -176,7 +176,7 @@ def verdicts(folder: Path, given: dict[str, Any]) -> Iterator[tuple[str, list[st
 
 
 def asked(checkout: Path, folder: Path, given: dict[str, Any]) -> dict[str, list[str]]:
-    """What a checkout says of the bundles in a folder."""
+    """Ask a checkout for its verdicts on the bundles in a folder."""
     command = [checkout / ".venv" / "bin" / "python", __file__, "--worker", folder, json.dumps(given)]
     ended = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
     if ended.returncode:
@@ -206,7 +206,7 @@ def compared(case: Case, old: Path, new: Path) -> Iterator[dict[str, Any]]:
 
 
 def verdict(good: bool, before: bool, after: bool) -> str:
-    """What became of one, given whether each side failed it."""
+    """Compare the verdicts of both sides on a bundle: "same", "better" or "WORSE"; `before`, `after`: it failed."""
     if before == after:
         return "same"
     return "better" if after != good else "WORSE"

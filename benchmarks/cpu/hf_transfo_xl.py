@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 WORDS = 204
 SEGMENTS = (64, 64, 64, 1, 1, 1, 64, 1)
-"""What is compared before anything is timed, as far as segments are not longer than the bundle's longest."""
+"""The segments that are compared before anything is timed, but for those longer than the bundle's longest."""
 LIMIT = 1e-3
 PAUSE = 0.1
 """Seconds after which the other process' threads have stopped spinning."""
@@ -157,7 +157,7 @@ def compare(python: Path, memory: int, quick: bool, threads: int, seconds: float
 
 
 def largest_difference(ours: BundleCompetitor, other: HuggingFace, longest: int) -> float:
-    """Of log-probabilities over chained segments, from the zeros that Hugging Face's memory starts as."""
+    """Return the largest difference of log-probabilities over chained segments, from Hugging Face's memory of zeros."""
     import numpy as np
 
     from benchmarks.shared.models import random_tokens

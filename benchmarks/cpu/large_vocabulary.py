@@ -1,4 +1,4 @@
-"""What a vocabulary of 267,735 words costs: the body of wt103-base with M 640, decoding one token at a time.
+"""Measures a vocabulary of 267,735 words: the body of wt103-base with M 640, decoding one token at a time.
 
     python benchmarks/cpu/large_vocabulary.py [--tails] [--out FOLDER]
 

@@ -32,7 +32,7 @@ MIB = 2**20
 LEADS_OUT = re.compile(r"(^|/)\.\.(/|$)|^/|[\\:\0]|^$")
 """Names of files that are not below the folder they are put into, on any system."""
 MODULES = re.compile(r"^[^/]+\.data/(?:purelib|platlib)/")
-"""Where a wheel may have its modules; the rest of that folder are scripts and headers, which nobody imports."""
+"""The folders of a wheel's modules; the others hold scripts and headers, which nobody imports."""
 
 
 FATBIN, IMAGE = struct.Struct("<IHHQ"), struct.Struct("<HHIQ12xI")
@@ -42,7 +42,7 @@ MAGIC, HEADER = 0xBA55ED50, 16
 
 
 class CarryError(Exception):
-    """What was found, what was expected, and what to do."""
+    """Raised with one line: found, expected, and advice."""
 
 
 def without_others(library: bytes, sm: int) -> bytes:
@@ -66,7 +66,7 @@ def without_others(library: bytes, sm: int) -> bytes:
 
 
 def split(sources: Sequence[Path], folder: Path, most: int, sm: int | None = None) -> int:
-    """Cut files, and those of folders, into pieces of so many MiB at most; the number of pieces.
+    """Cut files, and those of folders, into pieces of at most `most` MiB; returns the number of pieces.
 
     With `sm`, wheels are unpacked, their libraries are as `without_others` makes them, and the pieces are compressed.
     """
@@ -138,7 +138,7 @@ def join(folder: Path, site: Path) -> int:
 
 
 def _members(wheel: Path) -> Iterator[tuple[str, IO[bytes]]]:
-    """What a wheel has for imports: its name in a folder of packages, and its content."""
+    """Yield the files of a wheel that are imported: each with its name in a folder of packages, and its content."""
     with zipfile.ZipFile(wheel) as archive:
         for member in archive.infolist():
             name = MODULES.sub("", _below(member.filename))

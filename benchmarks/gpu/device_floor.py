@@ -36,11 +36,11 @@ DEVICES = {
 """GB/s."""
 MODELS = {"12 layers, d_model 512, M 640": DEEP, "enwik8-24, M 3800": PUBLISHED["enwik8-24"][:2]}
 Least = tuple[dict[str, int], int]
-"""What a step reads, by what it is of, and its kernels."""
+"""The bytes that a step reads, by their kind, and the number of its kernels."""
 
 
 def extended(one: Least, two: Least, layers: int) -> Least:
-    """What a model of so many layers has, from those of one layer and of two."""
+    """Return the figures of a model with `layers` layers, from those of models with one layer and with two."""
 
     def more(first: int, second: int) -> int:
         return first + (layers - 1) * (second - first)
@@ -49,7 +49,7 @@ def extended(one: Least, two: Least, layers: int) -> Least:
 
 
 def least_of(values: dict[str, Any], memory: int, folder: Path) -> Least:
-    """What a step of one token reads, and the kernels of its engine."""
+    """Return the bytes that a step of one token reads, and its engine's number of kernels."""
     small: list[Least] = []
     for layers in (1, 2):
         path = folder / f"{len(list(folder.iterdir()))}.txl"
@@ -62,7 +62,7 @@ def least_of(values: dict[str, Any], memory: int, folder: Path) -> Least:
 
 
 def tables_of(found: dict[str, Least]) -> list[Table]:
-    """What a step reads, and how long that takes."""
+    """Return the tables of the bytes that a step reads, and of the time that this takes."""
     parts = Table(("model", *(f"{name}, MB" for name in next(iter(found.values()))[0]), "a token, MB", "kernels"))
     parts.title = "What a step of one token reads in fp16, B 1: computed; kernels counted from a build without a GPU"
     for title, (size, kernels) in found.items():

@@ -1,4 +1,4 @@
-"""What the GPU of this machine does with this project, in one command: `python3 gpu_check.py`, at most ten minutes.
+"""Tries this project on the GPU of this machine, in one command: `python3 gpu_check.py`, at most ten minutes.
 
     python benchmarks/gpu/gpu_check.py [--budget 570] [--site FOLDER] [--out FOLDER]
     python benchmarks/gpu/gpu_check.py --engine cuda rtx … [--quick] [--bundle BUNDLE] [--batch 1 8 32]
@@ -21,7 +21,8 @@ It needs neither pip nor a network: packages that were carried to the machine ar
 are those beside this file. Bundles that were exported elsewhere (--prepare needs no GPU) are found in --bundles.
 Some engines are run only when they are named. `cpu` takes all the same steps on the CPU, to rehearse; `torch-autotuned`
 is torch.compile in mode max-autotune, which compiles for minutes; `rtx-alone` is what it is in a first contact;
-`rtx-own` is `rtx` with engines that each hold all of their weights.
+`rtx-own` is `rtx` with engines that each hold all of their weights; `rtx-int8`, `rtx-fp8` and `rtx-int4` with rounded
+matrices, which the self-test alone judges here.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ ROOT = Path(__file__).resolve().parents[2]
 OWN = [ROOT, ROOT / "export", ROOT / "runtime"]
 ENGINES = ("cuda", "tensorrt", "rtx", "torch", "torch-compiled")
 REHEARSAL = "cpu"
-NAMED = (REHEARSAL, "torch-autotuned", "rtx-alone", "rtx-own")
+NAMED = (REHEARSAL, "torch-autotuned", "rtx-alone", "rtx-own", "rtx-int8", "rtx-fp8", "rtx-int4")
 """Run only when they are named."""
 PRECISIONS = ("fp32", "fp16", "bf16")
 INTERRUPTED = 130
@@ -80,7 +81,7 @@ def seconds(text: str) -> float:
 
 
 def options() -> argparse.ArgumentParser:
-    """What can be asked for."""
+    """Return the parser of all options."""
     made = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     made.add_argument("--quick", action="store_true", help="tiny shapes: proves that it runs, measures nothing")
     made.add_argument("--bundle", type=Path, help="take this bundle, with its own B, instead of random models")

@@ -30,7 +30,7 @@ from torch_forms import CompiledKeyValue, GraphLayers
 __all__ = ["DTYPES", "EAGER", "MODES", "RELEASED", "TorchOnGpu", "compare"]
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-"""What PyTorch computes in beside a bundle of each precision; log-probabilities are float32."""
+"""The dtype of PyTorch's model beside a bundle of each precision; log-probabilities are float32."""
 EAGER, RELEASED = "torch", "torch-released"
 MODES = {"torch-compiled": "reduce-overhead", "torch-autotuned": "max-autotune"}
 """Forms that torch.compile makes, and its mode: both use CUDA graphs, and the second tries many kernels first."""

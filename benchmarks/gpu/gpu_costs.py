@@ -1,4 +1,4 @@
-"""What a GPU's driver takes of a step, with programs that do nothing, and what a node of a graph takes.
+"""Measures a GPU's driver in a step with programs that do nothing, and a node of a graph.
 
     python benchmarks/gpu/gpu_costs.py host --bundle BUNDLE [--seconds 1.5] [--out FOLDER]
     python benchmarks/gpu/gpu_costs.py nodes [--out FOLDER]
@@ -32,7 +32,7 @@ from txl_runtime.device.gpu import gpu_name
 from benchmarks.shared.idle import Idle
 
 NODES = (50, 123, 250)
-"""Of a graph; 123 are the kernels of a step of 12 layers, as counted of TensorRT-RTX."""
+"""Nodes of a graph; 123 are the kernels of a step of 12 layers, as counted of TensorRT-RTX."""
 WARM_UP, CALLS = 20, 200
 
 

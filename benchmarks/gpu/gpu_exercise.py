@@ -37,14 +37,14 @@ from txl_runtime.model import Model
 from txl_runtime.streaming.stream import Stream
 
 LIMIT = 1e-3
-"""Of results in fp32, as the ladder of parity has it for engines; relative to the largest where that is over 1. Of
-other precisions it is what `verify --bisect` takes for rounding."""
+"""The limit of results in fp32, as the ladder of parity has it for engines; relative to the largest where that is over
+1. In other precisions it is what `verify --bisect` takes for rounding."""
 WORK = ("segment", "one", "partial", "idle", "reset", "select", "score", "snapshot", "looked")
 
 
 @dataclass
 class Exercise:
-    """What was done to a stream, and how far its results were from those of the CPU.
+    """The work done on a stream, and the largest distance of its results from the CPU's.
 
     Attributes:
         worst: largest difference, relative to max(1, largest value).

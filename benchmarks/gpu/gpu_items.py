@@ -1,4 +1,4 @@
-"""What the GPU check runs, item by item: each is a process of its own that writes its steps down as it goes.
+"""Runs the items of the GPU check: each is a process of its own that writes its steps down as it goes.
 
 `plan` is the list of items: those of the first contact with a machine, or engines that were named.
 """
@@ -37,15 +37,15 @@ STEPS = {
     "torch": ("open", "decode", "draw", "score"),
     "engine": ("build", "open", "self-test", "verify", "decode", "draw", "score"),
 }
-"""What each kind of item does, in this order."""
+"""The steps of each kind of item, in this order."""
 PRESENT = "it was there"
-"""Why a bundle is not exported."""
+"""The reason why a bundle is not exported."""
 INTERPRETER = ("torch", "onnx", "onnxruntime", "safetensors")
 """Packages of programs that PyTorch interprets, and that ONNX Runtime runs on the CPU to compare."""
 EXPORT = (*INTERPRETER, "onnx_ir", "onnxscript", "filelock")
 SANITIZER = "compute-sanitizer"
 SANITIZERS = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/cuda/bin"])
-"""Where it is looked for."""
+"""The folders in which the sanitizer is looked for."""
 REFUSED = 9
 """Its exit status where it found errors."""
 PATIENCE = 5.0
@@ -83,13 +83,13 @@ class Item:
 
     @property
     def name(self) -> str:
-        """Of its result file too."""
+        """The item's name, and its result file's."""
         return self.title or f"{self.engine or self.kind}-{self.precision}-b{self.batch}"
 
 
 @dataclass
 class Outcome:
-    """What came of an item; of one that had no process, only a reason."""
+    """The steps of an item that ran; if it had no process, the reason."""
 
     item: Item
     found: list[Found] = field(default_factory=list)
@@ -127,7 +127,7 @@ def plan(given: argparse.Namespace) -> list[Item]:
 
 
 def _first_contact(folder: Path) -> list[Item]:
-    """What tells most first; all limits together fit ten minutes. The export is the only one that takes minutes."""
+    """The most telling items first; all limits together fit ten minutes, and the export alone takes minutes."""
     tiny = {precision: folder / f"quick-v204-{precision}-b2.txl" for precision in ("fp32", "fp16")}
     fp32, fp16 = map(str, tiny.values())
     exercise = ("gpu_exercise.py", "--backend", "torch", "--threads", "4", "--bundle")
@@ -209,7 +209,7 @@ class Runner:
         self._left = []
 
     def _obstacle(self, item: Item) -> str:
-        """Why an item is not run; empty where it is."""
+        """Return why an item is not run; "" if it is."""
         if self._deadline is not None and time.monotonic() >= self._deadline:
             return self._spent
         if not self._given.prepare:

@@ -53,7 +53,7 @@ class Found:
 
 
 def without_cuda(torch: Any) -> str:
-    """Why a PyTorch sees no GPU."""
+    """Return why this PyTorch sees no GPU."""
     return "PyTorch sees no GPU" if torch.version.cuda else "PyTorch was built without CUDA"
 
 
@@ -64,7 +64,7 @@ def said_of(found: Found) -> str:
 
 
 def figures_of(found: Found) -> str:
-    """What was measured, or why nothing was."""
+    """Return the figures of a step as text, or the reason why there are none."""
     return found.reason or ", ".join(f"{name} {_short(value)}" for name, value in found.figures.items())
 
 
@@ -85,7 +85,7 @@ def writing(program: str) -> Iterator[None]:
 
 
 class Journal:
-    """What a program of checks found so far.
+    """The steps that a program of checks has done so far.
 
     Args:
         name: of the program and of its files.
@@ -155,7 +155,7 @@ class Journal:
 
 
 def read_found(file: Path) -> list[Found]:
-    """What a journal has on the disk; a last line that was cut off is left out."""
+    """Read the steps of a journal on the disk; a last line that was cut off is left out."""
     found = []
     for line in file.read_text().splitlines() if file.exists() else []:
         try:

@@ -33,7 +33,7 @@ CHECKS = ("build", "open", "self-test", "verify")
 COLUMNS = ("B", "precision", "engine", *CHECKS, "decode ms p50", *RATES, "draw ms p50", "score ms p50", *RATES)
 PACKAGES = ("txl-deploy", "torch", "onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-rtx", "numpy")
 FACTS = (("nvidia-smi",), ("nvidia-smi", "-q", "-d", "CLOCK,ECC,POWER,PERFORMANCE"))
-"""What a driver says of its GPUs, without their serial numbers."""
+"""Commands that print a driver's description of its GPUs, without their serial numbers."""
 LARGEST = 2**20
 """Bytes of a file that go into the archive: the last ones."""
 
@@ -102,14 +102,14 @@ def write_page(outcomes: Sequence[Outcome], given: argparse.Namespace, final: bo
 
 
 def _counted(outcomes: Sequence[Outcome], timed: int) -> str:
-    """How many engines were timed, and how many steps ended how."""
+    """Return the number of timed engines, and the number of steps by their end: "3 run, 40 ok, 1 failed"."""
     states = [found.state for outcome in outcomes for found in outcome.found]
     counts = {state: states.count(state) for state in (OK, FAILED, ENDED, NOT_RUN)}
     return ", ".join([f"{timed} run", *(f"{count} {state}" for state, count in counts.items() if count)])
 
 
 def _steps(programs: Sequence[Outcome]) -> Table:
-    """What programs found, but for what is listed as failed or not run."""
+    """Return the table of the programs' steps; those listed as failed or not run say "below"."""
     table = Table(("program", "step", "", "seconds", "figures"))
     for outcome in programs:
         for found in outcome.found:
@@ -119,7 +119,7 @@ def _steps(programs: Sequence[Outcome]) -> Table:
 
 
 def prepared(outcomes: Sequence[Outcome]) -> str:
-    """Which bundles are there now, and how many of them were before."""
+    """Return a line with the number of bundles exported now, and of those that were there."""
     made = [outcome.item.bundle for outcome in outcomes if any(found.state == OK for found in outcome.found)]
     before = [outcome.item.bundle for outcome in outcomes if outcome.reason == PRESENT]
     said = f"prepared: {len(made)} exported, {len(before)} there already"
@@ -162,7 +162,7 @@ def _times(found: Found | None) -> list[object]:
 
 
 def _recorded(ran: Sequence[Outcome]) -> list[str]:
-    """What became of recording, per item: equal outcomes of its programs are one line."""
+    """Return for each item which programs were recorded, or why not; programs with one outcome share a line."""
     lines = []
     for outcome in ran:
         found = outcome.step("score")

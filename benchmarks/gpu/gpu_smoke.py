@@ -62,7 +62,7 @@ class Smoke:
 
 
 def with_torch(device: Device, journal: Journal) -> None:
-    """What is shared with PyTorch in one process: the device that it works on."""
+    """Check that PyTorch, in the same process, works on the same device."""
     name = "PyTorch's device"
     try:
         import torch

@@ -41,7 +41,7 @@ def seconds_of(queue: Queue, work: Callable[[], None]) -> float:
 
 
 class Checks:
-    """What checks have in common.
+    """The base of all checks.
 
     Args:
         driver, device: what is checked.
@@ -83,7 +83,7 @@ class MemoryChecks(Checks):
         }
 
     def device(self) -> Figures:
-        """What it is."""
+        """Return the device's title, CUDA's version and the free memory."""
         version, free, total = ctypes.c_int(), ctypes.c_size_t(), ctypes.c_size_t()
         self._driver.cuDriverGetVersion(ctypes.byref(version))
         self._driver.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
@@ -145,7 +145,7 @@ class MemoryChecks(Checks):
         return {"rows": checked}
 
     def zeroed_rows(self) -> Figures:
-        """What lies between the rows stays."""
+        """Zero rows of a block, and check that the bytes between them stay."""
         queue, size = self._device.queue(), 4096
         for width, count, pitch in ((1, 1, 0), (16, 8, 512), (512, 8, 512), (100, 3, 101)):
             block, ones, back = self._device.allocate(size), np.full(size, 255, np.uint8), np.zeros(size, np.uint8)
@@ -199,7 +199,7 @@ class MemoryChecks(Checks):
         return {"said": said}
 
     def given_back(self) -> Figures:
-        """What nobody holds any more is the device's again."""
+        """Check that memory which nobody holds any more is free again."""
 
         def free() -> int:
             found, total = ctypes.c_size_t(), ctypes.c_size_t()

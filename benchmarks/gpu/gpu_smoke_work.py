@@ -142,7 +142,7 @@ class WorkChecks(Checks):
         return {"threads": THREADS, "turns": TURNS}
 
     def context(self) -> Figures:
-        """What was current in a thread is so again, nothing too, whether or not something failed inside."""
+        """Check that a thread's current context, or none, is current again after our work, also if that failed."""
         seen: list[tuple[int | None, int | None]] = []
 
         def run() -> None:

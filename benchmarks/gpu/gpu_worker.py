@@ -3,7 +3,7 @@
     python benchmarks/gpu/gpu_worker.py export|engine|torch --bundle BUNDLE --name NAME --out FOLDER …
 
 gpu_check.py starts it. Steps go into FOLDER/NAME.jsonl, each before the next begins; whatever one raises, the next may
-still run. A step that needs another one is not run where that failed.
+still run. A step that needs the result of a failed one is not run.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import numpy as np
 import txl_runtime
 from gpu_items import target_of
 from gpu_journal import OK, Journal, without_cuda
+from txl_runtime.bundle.engines.files import find_engines
+from txl_runtime.bundle.engines.sidecar import Rounding
 from txl_runtime.bundle.reading import open_bundle
-from txl_runtime.device.engines.files import find_engines
 from txl_runtime.errors import CheckError
 from txl_runtime.model import Model
 from txl_runtime.selftest import run_selftest
@@ -38,9 +39,9 @@ from txl_runtime.selftest import run_selftest
 LENGTH = 64
 QUICK_LENGTH, QUICK_MEMORY = 4, 12
 CUTOFFS = (20000, 40000, 200000)
-"""Where clusters of an adaptive softmax end, as far as a vocabulary has them."""
+"""The ends of an adaptive softmax's clusters; those beyond the vocabulary are left out."""
 TEMPERATURE, TOP_K = 0.8, 50
-"""Of draws, the bundle's and PyTorch's."""
+"""The temperature and top-k of draws, by the bundle and by PyTorch."""
 IN_PYTORCH = ("fp32", "fp16", "bf16")
 """Precisions of bundles that PyTorch computes in too."""
 WARM_UP, LEAST = 5, 10
@@ -101,7 +102,7 @@ def export(journal: Journal, given: argparse.Namespace) -> None:
 
 
 def not_verifiable() -> str:
-    """What verification needs and is not here; empty where it can run, which engines do without it as well."""
+    """Return a message of the packages that verification needs and lacks; "" if none. Engines run without."""
     try:
         import txl_export.verifying  # noqa: F401
     except ModuleNotFoundError as error:
@@ -118,6 +119,16 @@ def leave_records_to_engines(model: Model) -> None:
         executable._config.cuda_graph_strategy = strategies.WHOLE_GRAPH_CAPTURE
 
 
+def self_tested(copy: Path) -> Any:
+    """Return the self-test's figures of a copy with rounded matrices: a contact has no time for the ladder."""
+    from txl_engines.rounded_weights import Judged
+
+    model = txl_runtime.load(copy, backend="cpu")
+    model.backend.name = "rtx"
+    outputs, state, *_ = run_selftest(model).largest.values()
+    return Judged((outputs, state), {})
+
+
 def engine(journal: Journal, given: argparse.Namespace) -> None:
     """Build, open, self-test, verify, time."""
     path, update = given.bundle, None if given.update == "none" else given.update
@@ -132,7 +143,9 @@ def engine(journal: Journal, given: argparse.Namespace) -> None:
         # A first contact has no time for more than `txl-deploy build` makes.
         kinds = None if given.segments else default_kinds(open_bundle(path, verify_files=False).manifest)
         weights: Any = "each" if given.engine == "rtx-own" else None
-        build_bundle(path, name, update=update, kinds=kinds, weights=weights)
+        rounding = given.engine.removeprefix("rtx-")
+        rounded: Any = (rounding, self_tested) if rounding in get_args(Rounding) else None
+        build_bundle(path, name, update=update, kinds=kinds, weights=weights, rounding=rounded)
         return {}
 
     def open_model() -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""What TensorRT-RTX makes of memory in several forms: kernels, copies of keys and values, bytes they move in a step.
+"""Builds TensorRT-RTX engines of memory in several forms: kernels, copies of keys and values, bytes moved in a step.
 
 Engines are built without a GPU, from the programs that `build` composes, and the list of kernels is read. The forms
 are rewritten graphs: other layouts of the ring's buffers, other ways to write the products. A copy is a kernel that
@@ -202,7 +202,7 @@ FORMS = (
 
 
 class Built(NamedTuple):
-    """What became of a program."""
+    """A program's engine: its size and its kernels."""
 
     size: int
     kernels: tuple[Kernel, ...]
@@ -226,7 +226,7 @@ def build(graph: Graph, folder: Path, bare: bool) -> Built | str:
 
 
 def moved(kernels: Sequence[Kernel], states: set[str], least: int) -> tuple[int, int]:
-    """The kernels that copy states, and the bytes that they read and write of what has at least so many values."""
+    """Count the kernels that copy states, and the bytes that they move of tensors with at least `least` values."""
     count = total = 0
     for kernel in kernels:
         computes = kernel.attends or kernel.kind == "gemm"

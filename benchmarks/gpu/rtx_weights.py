@@ -168,7 +168,7 @@ def given(title: str, values: dict[str, Any], rows: int, lengths: tuple[int, int
 
 
 class Room(NamedTuple):
-    """What a model takes on a device, in bytes of fp16.
+    """The memory that a model takes on a device, in bytes of fp16.
 
     Attributes:
         weights: each once, as an engine holds them that shares none.

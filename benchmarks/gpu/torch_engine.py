@@ -27,17 +27,17 @@ from torch import Tensor
 from torch_engine_operators import OPERATORS, STATIC, TYPES, Node
 from txl_engines.composing import compose, whole_programs
 from txl_runtime.bundle.reading import Bundle
-from txl_runtime.bundle.tables import Program, TensorSpec
+from txl_runtime.bundle.tables import Program, TensorSpec, tensor_bytes
 from txl_runtime.device.backend import DeviceBackend
 from txl_runtime.device.cuda import Device, Queue
-from txl_runtime.device.dtypes import stored_type, tensor_bytes
+from txl_runtime.device.dtypes import stored_type
 from txl_runtime.device.interface import Executable, Launch
 from txl_runtime.errors import BackendError, UsageError
 
 __all__ = ["CudaPlace", "HostPlace", "Interpreter", "Place", "TorchExecutable", "open_torch"]
 
 SMALL = 4096
-"""Of larger constants nothing is computed when a program is opened: they are weights."""
+"""Constants of more values than this are weights: nothing is computed of them when a program is opened."""
 
 
 class Interpreter:
@@ -145,7 +145,7 @@ class Interpreter:
             )
 
     def _last_uses(self, kept: set[str]) -> dict[int, list[str]]:
-        """What is not needed any more after a step, so that its memory is free for the next."""
+        """Return the values that no later step reads, by step, so that their memory is free for the next."""
         last: dict[str, int] = {}
         for index, (*_, inputs, outputs) in enumerate(self._steps):
             last |= dict.fromkeys([name for name in (*inputs, *outputs) if name], index)
@@ -166,7 +166,7 @@ def _tensor_of(tensor: TensorProto, folder: Path) -> Tensor:
 
 
 class Place(Protocol):
-    """Where addresses are, and how work gets into a queue there.
+    """A device's memory by address, and its queue of work.
 
     Attributes:
         device: for PyTorch.

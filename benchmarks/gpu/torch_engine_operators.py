@@ -61,7 +61,7 @@ class Node:
     in_place: bool
 
     def refuse(self, what: str) -> NotImplementedError:
-        """What is raised for a use of the operator that nothing here needs."""
+        """Return the error for a use of the operator that nothing here needs."""
         return NotImplementedError(f"{self.operator} {self.name}: {what} is not interpreted")
 
 
@@ -222,7 +222,7 @@ def _cumulative(node: Node, given: Tensor, _: Tensor) -> Tensor:
 
 
 def _best(node: Node, given: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
-    """Of equal values, the one that comes first, as ONNX wants it: topk promises nothing."""
+    """Return the largest or smallest values; of equal ones the first, as ONNX wants: torch's topk promises nothing."""
     axis, count = int(node.attributes.get("axis", -1)), node.static[1][0]
     values, places = given.sort(dim=axis, descending=bool(node.attributes.get("largest", 1)), stable=True)
     return values.narrow(axis, 0, count), places.narrow(axis, 0, count)

@@ -71,7 +71,7 @@ def main(names: list[str]) -> None:
 
 
 def line(name: str) -> tuple[str, ...]:
-    """What the page says of a case, in the order of `HEADER`."""
+    """Return the page's line of a case, in the order of `HEADER`."""
     return (*words(name), *figures(name))
 
 
@@ -123,7 +123,7 @@ def _new(form: Form, logprobs: str | None) -> str | None:
 
 
 def _counts(manifest: Any) -> bool:
-    """Whether a whole number of each sequence says how many rows are filled."""
+    """Return whether a state of whole numbers counts the rows that each sequence has filled."""
     return any(entry.dtype == "int32" for entry in manifest.states)
 
 
@@ -138,7 +138,7 @@ def _states(manifest: Any) -> list[str]:
 
 
 def engines_of(made: Any) -> str:
-    """How many engines there are, or why there are none."""
+    """Build a bundle's engines; returns "2 built", or the reason why there are none."""
     try:
         return f"{len(build_bundle(made.path, 'rtx', gpus=(GPU,)).engines)} built"
     except TxlError as error:

@@ -1,4 +1,4 @@
-"""How far bundles of other packages' models with state are from the packages: docs/measurements/own_models.md.
+"""Measures bundles of other packages' models with state against the packages: docs/measurements/own_models.md.
 
 python benchmarks/parity/stateful_errors.py [CASE…]
 """

@@ -48,7 +48,7 @@ def _steps(outside: Path | None) -> dict[str, Callable[[], Step]]:
 
 
 def names() -> list[str]:
-    """What `--only` may name."""
+    """Return the names that `--only` takes."""
     return list(_steps(None))
 
 

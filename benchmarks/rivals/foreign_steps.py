@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class AbsentError(Exception):
-    """What a step needs is not there."""
+    """Raised if something that a step needs is not there."""
 
 
 def gtrxl(batch: int) -> Step:

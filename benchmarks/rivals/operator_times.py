@@ -1,4 +1,4 @@
-"""Where the time of a step goes in ONNX Runtime, by operator: its own profile of every session that a way opens."""
+"""Splits the time of a step in ONNX Runtime by operator: its own profile of every session that a way opens."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WARM_UP = 50
 
 
 class OperatorTimes(Struct, frozen=True, kw_only=True):
-    """Of one way, in µs.
+    """The times of one way, in µs.
 
     Attributes:
         call: processor time of a call without the profiler, the median.
@@ -39,7 +39,7 @@ class OperatorTimes(Struct, frozen=True, kw_only=True):
 
 
 def operator_times(open_way: Callable[[], Competitor], call: Callable[[Competitor], Work], calls: int) -> OperatorTimes:
-    """What a call of a way takes in its sessions; it is opened anew, because the profiler has to be asked for then."""
+    """Measure a way's call by operator; the way is opened anew, because the profiler has to be asked for then."""
     whole, engine = _shares(open_way, call, calls)
     with tempfile.TemporaryDirectory() as folder:
         with _opening(Path(folder)) as sessions:

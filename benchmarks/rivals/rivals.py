@@ -48,7 +48,7 @@ OURS = "bundle"
 
 
 class Row(Struct, frozen=True, kw_only=True):
-    """One step with so many threads.
+    """One step with one number of threads.
 
     Attributes:
         ways: what was measured, by way; the bundle's is `OURS`.
@@ -81,7 +81,7 @@ def bundle_of(name: str, step: Step, folder: Path) -> Path:
 
 
 def measure(name: str, step: Step, bundle: Path, folder: Path, threads: int, options: argparse.Namespace) -> Row:
-    """One step with so many threads: compare all ways with the bundle, and let those that agree take turns."""
+    """Compare all ways of one step with the bundle, and let those that agree take turns, on `threads` threads."""
     works = Works(_opened(bundle, threads))
     (task,) = works.tasks
     others: dict[str, Competitor] = {}

@@ -1,4 +1,4 @@
-"""One table of decode steps and segments of 64: this checkout's bundles, another checkout's, and rivals, in turns.
+"""One table of decode steps and segments of 64: bundles and compiled steps of this checkout, another's, and rivals.
 
     python benchmarks/rivals/steps_table.py --work FOLDER [--before CHECKOUT] --prepare
     python benchmarks/rivals/steps_table.py --work FOLDER [--before CHECKOUT] --out FOLDER [--threads 1 2]
@@ -10,7 +10,8 @@ segments until the memory is full, then all take turns. The first command does a
 exported and compiled files, so that the machine has to be quiet for the second alone. Every cell is written to --out
 at once.
 
-Each checkout exports fp32, int8 and int4 of the same random weights; this one's are opened in every way of `LOADS`.
+Each checkout exports fp32, int8 and int4 of the same random weights; this one's are opened in every way of `LOADS`, and
+compiled by `build --target native` with keys and values in each precision of --native, where the step takes them.
 Bundles of --before run in a process of that checkout, all else in this one: this checkout as --before shows what the
 other process changes. `torch_forms` and `plain_exports` say what the rivals are. Where the processor has no bfloat16,
 openvino-bf16 runs only if --against names it.
@@ -27,6 +28,7 @@ import argparse
 import inspect
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -34,7 +36,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import txl_runtime
@@ -42,14 +44,16 @@ from msgspec import Struct
 from plain_exports import emulates_bf16
 from torch_forms import FORMS, forms
 from turns import Slice, Timed, in_turns, ratio
+from txl_engines.native import build_native
 from txl_runtime.errors import TxlError, UsageError, one_line
+from txl_runtime.native.opening import Cache
 
 from benchmarks.shared.models import TINY, WT103, shape
 from benchmarks.shared.results import finish, parser, store
 from benchmarks.shared.tables import Table, log
 from txl_deploy.bench.competitor import BundleCompetitor, Competitor, Maker, fill
 from txl_deploy.bench.competitors.agreement import agree
-from txl_deploy.bench.floor import HostBandwidth
+from txl_deploy.bench.floor import HostBandwidth, floor_of
 from txl_deploy.bench.works import Works
 
 sys.path.append(str(Path(__file__).parents[1] / "compare"))
@@ -59,6 +63,7 @@ from bit_equality import environment_of
 ROOT = Path(__file__).parents[2]
 OURS, LEFT_OUT = "bundle fp32", "left out"
 PRECISIONS = ("fp32", "int8", "int4")
+CACHES: tuple[Cache, ...] = get_args(Cache)
 LOADS: dict[str, dict[str, Any]] = {
     "": {},
     " (small pages)": {"huge_pages": False},
@@ -84,7 +89,7 @@ RATE = 50e9
 
 
 class Cell(Struct, frozen=True):
-    """What is measured together."""
+    """A cell of the table: all in it is measured together."""
 
     model: str
     memory: int
@@ -107,7 +112,7 @@ class Cell(Struct, frozen=True):
 
 
 class Found(Struct, frozen=True, kw_only=True):
-    """What was measured in a cell; `timed` and `sizes` are by kind of work and way.
+    """The figures of a cell; `timed` and `sizes` are by kind of work and way.
 
     Attributes:
         gb_per_second: the read bandwidth, the median of the rounds; None where nothing was timed.
@@ -120,6 +125,29 @@ class Found(Struct, frozen=True, kw_only=True):
     timed: dict[str, dict[str, Timed]]
     sizes: dict[str, dict[str, int]]
     ways: dict[str, tuple[str, str]]
+
+
+class Native(BundleCompetitor):
+    """A copy of a bundle with its compiled step, which is built where it is not there yet."""
+
+    def __init__(self, name: str, path: Path, cache: Cache, threads: int, bf16: bool = False) -> None:
+        copy = path.with_name(f"{path.stem}-native-{'bf16-' if bf16 else ''}{cache}.txl")
+        if not copy.exists():
+            log(f"    compiles {copy.name}")
+            with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+                build_native(shutil.copytree(path, Path(folder) / copy.name), cache, bf16=bf16)
+                (Path(folder) / copy.name).rename(copy)
+        super().__init__(name, txl_runtime.load(copy, "native", threads=threads))
+        self._cache, self._bf16 = cache, bf16
+        if self.precision == "fp32" and (bf16 or cache != "fp32"):
+            self.precision = "bf16" if bf16 else "fp16"
+
+    def step_bytes(self, length: int) -> int:
+        parts, values = floor_of(self._bundle, length), {"fp32": 1, "fp16": 2, "int8": 4}
+        kept = {"memory", "positions"}
+        return sum(
+            size // (values[self._cache] if part in kept else 2 if self._bf16 else 1) for part, size in parts.items()
+        )
 
 
 class Before(BundleCompetitor):
@@ -171,13 +199,18 @@ def bundle_of(cell: Cell, precision: str, source: Path, folder: Path) -> Path:
     return path
 
 
-def bundles(cell: Cell, precisions: Sequence[str], before: Path | None, work: Path) -> dict[str, Maker]:
-    """Makers of the bundles of both checkouts."""
+def bundles(
+    cell: Cell, precisions: Sequence[str], before: Path | None, work: Path, caches: Sequence[Cache] = ()
+) -> dict[str, Maker]:
+    """Makers of the bundles of both checkouts, and of the compiled steps of this one's."""
     takes = inspect.signature(txl_runtime.load).parameters
 
     def ours(name: str, precision: str, how: dict[str, Any]) -> Competitor:
         path = bundle_of(cell, precision, ROOT, work / "bundles")
         return BundleCompetitor(name, txl_runtime.load(path, threads=cell.threads, **how))
+
+    def compiled(name: str, precision: str, cache: Cache, bf16: bool = False) -> Competitor:
+        return Native(name, bundle_of(cell, precision, ROOT, work / "bundles"), cache, cell.threads, bf16)
 
     def older(name: str, precision: str, source: Path) -> Competitor:
         return Before(name, bundle_of(cell, precision, source, work / "before"), source, cell.threads)
@@ -188,6 +221,12 @@ def bundles(cell: Cell, precisions: Sequence[str], before: Path | None, work: Pa
             if how.keys() <= takes.keys():
                 name = f"bundle {precision}{more}"
                 makers[name] = partial(ours, name, precision, how)
+        for cache in caches:
+            name = f"native {precision}, K and V {cache}"
+            makers[name] = partial(compiled, name, precision, cache)
+            if precision == "fp32":
+                name = f"native bf16, K and V {cache}"
+                makers[name] = partial(compiled, name, precision, cache, True)
         if before is not None:
             name = f"before {precision}"
             makers[name] = partial(older, name, precision, before)
@@ -201,7 +240,7 @@ def measure(cell: Cell, arguments: argparse.Namespace, work: Path) -> Found:
     Raises:
         TxlError: the fp32 bundle cannot be exported or opened.
     """
-    makers = bundles(cell, arguments.precision, arguments.before, work)
+    makers = bundles(cell, arguments.precision, arguments.before, work, arguments.native)
     works = Works(txl_runtime.load(bundle_of(cell, "fp32", ROOT, work / "bundles"), threads=cell.threads))
     rivals, left_out = forms(arguments.against, works.model, cell.threads, work / cell.name)
     ways: dict[str, Competitor] = {OURS: works.ours}
@@ -270,6 +309,9 @@ def _arguments() -> argparse.Namespace:
     options.add_argument("--batch", type=int, nargs="+", metavar="B", help="numbers of sequences (default 1 8 16)")
     rivals = RIVALS if emulates_bf16() else f"{RIVALS},openvino-bf16"
     options.add_argument("--against", default=rivals, help=f"some of {', '.join(FORMS)}, separated by commas; or none")
+    options.add_argument(
+        "--native", nargs="*", choices=CACHES, default=CACHES, help="K and V of compiled steps; or none"
+    )
     options.add_argument("--before", type=Path, metavar="CHECKOUT", help="another checkout, whose bundles are rows")
     options.add_argument("--work", type=Path, metavar="FOLDER", help="keep bundles, exported and compiled files here")
     options.add_argument("--prepare", action="store_true", help="export, compile and compare, and time nothing")
@@ -309,7 +351,11 @@ def main() -> int:
         work = arguments.work or Path(temporary)
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(work.resolve() / "compiled"))
         for number, cell in enumerate(cells):
-            ways = 1 + len(bundles(cell, arguments.precision, arguments.before, work)) + len(arguments.against)
+            ways = (
+                1
+                + len(bundles(cell, arguments.precision, arguments.before, work, arguments.native))
+                + len(arguments.against)
+            )
             left = sum(one.seconds(ways, arguments.rounds, arguments.seconds) for one in cells[number:])
             log(f"{cell.name}, threads {cell.threads}: {len(cells) - number} cells, about {left / 60:.0f} minutes")
             try:

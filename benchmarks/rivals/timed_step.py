@@ -1,4 +1,4 @@
-"""What is timed: a step with state, as `txl_export.export` takes it, and the file that its publisher gives away."""
+"""The timed steps: a step with state, as `txl_export.export` takes it, and the file that its publisher gives away."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 torch-bhlk     eager, hidden memory, scores [B, H, L, K]
 torch-compile  torch.compile of torch-kv
-torch-max      the same with mode="max-autotune"
 torch-bf16     torch-kv in bfloat16
 onnx-hidden    this project's ONNX graph with hidden memory: every step projects the memory again
 onnx-rolled    the bundle's own graphs that return the whole new memory instead of writing a ring in place
@@ -40,13 +39,11 @@ from txl_deploy.bench.competitors.shared_layers import SharedLayers, Work
 
 __all__ = ["FORMS", "USUAL", "BatchFirstHidden", "CompiledKeyValue", "GraphLayers", "forms"]
 
-COMPILED = {"torch-compile": None, "torch-max": "max-autotune"}
-"""Modes of torch.compile."""
 OPENVINO = {"openvino": ("f32", "fp32"), "openvino-bf16": ("bf16", "bf16")}
 """OpenVINO's word for a precision, and ours."""
-FORMS = (*PLAIN, "torch-bhlk", *COMPILED, "torch-bf16", "onnx-hidden", "onnx-rolled", "onnx-kv", *OPENVINO)
-USUAL = tuple(name for name in FORMS if name not in ("torch-max", "openvino-bf16"))
-"""Without what compiles for many minutes, and what older processors emulate: segments take 39 times float32's time."""
+FORMS = (*PLAIN, "torch-bhlk", "torch-compile", "torch-bf16", "onnx-hidden", "onnx-rolled", "onnx-kv", *OPENVINO)
+USUAL = tuple(name for name in FORMS if name != "openvino-bf16")
+"""Without what older processors emulate: segments take 39 times float32's time."""
 
 
 def forms(names: tuple[str, ...], model: Model, threads: int, folder: Path) -> tuple[dict[str, Maker], dict[str, str]]:
@@ -65,24 +62,18 @@ def forms(names: tuple[str, ...], model: Model, threads: int, folder: Path) -> t
     m, state = model.manifest, weights_of(model)
     size = m.config, m.dialect, m.memory_length, state
 
-    def compiled(name: str, mode: str | None) -> Competitor:
-        form = CompiledKeyValue(GraphLayers(*size), m.batch_size, m.segment_lengths[0], mode)
-        form.name = name
-        return form
-
     def exported(name: str, opened: Callable[[Path], Engine], precision: str = "fp32") -> Competitor:
         return PlainExport(name, GraphLayers(*size), m.batch_size, opened, folder / "plain", precision)
 
     makers: dict[str, Maker] = {
         **plain,
         "torch-bhlk": lambda: BatchFirstHidden(SharedLayers(*size), m.batch_size),
+        "torch-compile": lambda: CompiledKeyValue(GraphLayers(*size), m.batch_size, m.segment_lengths[0]),
         "torch-bf16": lambda: HalfKeyValue(SharedLayers(*size, torch.bfloat16), m.batch_size),
         "onnx-hidden": lambda: _onnx_hidden(model, state, threads, folder),
         "onnx-rolled": lambda: _onnx_rolled(model, threads),
         "onnx-kv": lambda: exported("onnx-kv", partial(OnnxRuntime, threads=threads)),
     }
-    for name, mode in COMPILED.items():
-        makers[name] = partial(compiled, name, mode)
     for name, (hint, precision) in OPENVINO.items():
         makers[name] = partial(exported, name, partial(OpenVino, threads=threads, precision=hint), precision)
     left_out |= {name: why for name in names if name not in PLAIN and (why := _why_not(name, model))}
@@ -90,7 +81,7 @@ def forms(names: tuple[str, ...], model: Model, threads: int, folder: Path) -> t
 
 
 def _why_not(name: str, model: Model) -> str:
-    """Why a form cannot run here with this model; "" where it can."""
+    """Return why a form cannot run here with this model; "" if it can."""
     m = model.manifest
     if name == "onnx-hidden":
         if m.dialect.segment_window or m.dialect.window not in (None, m.memory_length):
@@ -99,7 +90,7 @@ def _why_not(name: str, model: Model) -> str:
     if name == "onnx-rolled":
         kept = {program.update for program in m.programs}
         return "" if kept >= {"rolled", "ring"} else f"the bundle has {' and '.join(sorted(kept))} programs only"
-    here = no_openvino() if name in OPENVINO else (no_compiler() or "") if name in COMPILED else ""
+    here = no_openvino() if name in OPENVINO else (no_compiler() or "") if name == "torch-compile" else ""
     return why_not(model) or here
 
 
@@ -246,7 +237,7 @@ class CompiledKeyValue(KeyValue):
         return np.asarray(self.answer(work, torch.from_numpy(tokens)))
 
     def answer(self, work: Work, tokens: Tensor) -> Tensor:
-        """What a question that takes one `segment` makes of token ids; inside inference mode."""
+        """Return the result of `work`, which takes one `segment`, for token ids; call it inside inference mode."""
         if self.rows < self.parts.memory_length:
             return work(tokens)
         if work == self.nats and len(self.parts.config.clusters) > 1 and tokens.device.type == "cpu":
@@ -264,7 +255,8 @@ class CompiledKeyValue(KeyValue):
     def segment(self, tokens: Tensor) -> Tensor:
         if not self._in_ring:
             return super().segment(tokens)
-        length, m, window = tokens.shape[1], self.parts.memory_length, self.parts.dialect.window
+        length, m = tokens.shape[1], self.parts.memory_length
+        window = self.parts.dialect.window_of(length, m)
         size, head, ahead = m + self._longest, self._head, torch.arange(length, device=tokens.device)
         behind = (torch.arange(size, device=tokens.device) - head) % size  # slots after the first that is written now
         row = torch.where(behind < length, behind, behind - size)  # counted from the segment's first

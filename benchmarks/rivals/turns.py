@@ -19,7 +19,7 @@ Slice = Callable[[float], tuple[float, list[float]]]
 
 
 class Timed(Struct, frozen=True, kw_only=True):
-    """Of one way, all in µs.
+    """The times of one way, all in µs.
 
     Attributes:
         cpu: processor time of a call in each round, threads of the engine included.
@@ -43,7 +43,7 @@ def in_turns(
     elsewhere: Mapping[str, Slice] | None = None,
     between: Callable[[], None] | None = None,
 ) -> dict[str, Timed]:
-    """Time each kind of work once a round, for so many seconds; every round begins with another one.
+    """Time each kind of work once a round, for `seconds`; every round begins with a different one.
 
     Args:
         works: calls of this process.
@@ -85,7 +85,7 @@ def _slice_of(work: Work) -> Slice:
 
 
 def ratio(ours: Timed, others: Sequence[Timed]) -> float | None:
-    """How many times as long ours takes as the fastest of the others, the median over rounds; None without others."""
+    """Return our time divided by that of the fastest of the others, the median over rounds; None without others."""
     if not others:
         return None
     best = min(others, key=lambda timed: timed.median)

@@ -38,12 +38,12 @@ from txl_deploy.bench.floor import state_bytes
 __all__ = ["BY_HAND", "NAMES", "TORCH_WAYS", "HandDriven", "makers"]
 
 EXPORTED = {"onnx": True, "onnx-tracer": False}
-"""Whether the newer of PyTorch's exporters makes the file."""
+"""True for the newer of PyTorch's exporters, False for the older."""
 BY_HAND = (*EXPORTED, "published")
 """Ways in ONNX Runtime, driven by hand."""
 NAMES = (*TORCH_WAYS, *BY_HAND)
 AFTER = "_out"
-"""What follows a state's name where it is a result."""
+"""Follows a state's name where it is a result."""
 NUMPY = {
     "tensor(float)": np.float32,
     "tensor(int32)": np.int32,
@@ -164,7 +164,7 @@ def _exported(
 
 
 def _export(spec: StepSpec, step: Step, path: Path, dynamo: bool) -> None:
-    """What `torch.onnx.export` makes of a step, its names given and everything else left as it is."""
+    """Export a step by `torch.onnx.export` with its names given and everything else left as it is."""
     states = [entry.name for entry in spec.states]
     examples = [
         torch.zeros(entry.axes.sizes(step.batch, step.length), dtype=TORCH[entry.module_dtype]) for entry in spec.inputs
@@ -202,7 +202,7 @@ def _silence() -> Iterator[None]:
 
 
 def _first_states(step: Step) -> dict[str, Array]:
-    """What states begin as, in the types that the module takes."""
+    """Return the states' initial values, in the types that the module takes."""
     assert isinstance(step.source, StepSpec)
     fresh = fresh_states(step.source, step.batch)
     found: dict[str, Array] = {}

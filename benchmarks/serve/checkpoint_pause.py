@@ -1,4 +1,4 @@
-"""What a checkpoint of sessions costs those that decode beside it.
+"""Measures the pause that a checkpoint of sessions causes for those that decode beside it.
 
     python benchmarks/serve/checkpoint_pause.py BUNDLE --sessions 64
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 KINDS = (("plain", 8), ("session", 6), ("stream", 4), ("broken", 3), ("slow", 1), ("gone", 2))
 """Kinds of requests and their shares."""
 REFUSALS = {400, 401, 404, 405, 408, 411, 413, 414, 415, 422, 429, 501, 505}
-"""What a wrong request may be told."""
+"""The statuses that answer a wrong request."""
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
 TOO_MUCH = 3 << 20
 """Bytes of a body that a server with its default limits refuses."""
@@ -28,7 +28,7 @@ PATIENCE = 120
 
 
 class Server(NamedTuple):
-    """Where the server is, and what it is asked.
+    """The server's address, and the size of requests.
 
     Attributes:
         port: of this machine.

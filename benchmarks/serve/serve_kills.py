@@ -33,7 +33,7 @@ PART, EVERY = 150, 0.1
 LIMIT = 1e-4
 INDEX = "sessions.json"
 CALM = ("request", "draining", "checkpoint", "stopped")
-"""What the server may say of itself."""
+"""The kinds of lines that the server may log."""
 
 
 class Reader:

@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def _note(out: Path | None, found: dict[str, Any]) -> None:
-    """What is known so far, for whoever looks before the end."""
+    """Write the figures known so far, for whoever looks before the end."""
     if out:
         out.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
 
@@ -165,7 +165,7 @@ def _client(
 
 
 def _memory(server: Server, seconds: float) -> dict[str, float]:
-    """What the server holds now, in MiB, and how much of it sessions at rest take, as if their memory was full."""
+    """Return the server's memory now, in MiB, and the share of sessions at rest, as if their memory was full."""
     resting = [entry["nbytes"] for entry in server.ask("GET", "/v1/sessions")[1]["data"] if entry["place"] == "host"]
     found = {"seconds": seconds, "resident": server.resident() / MIB, "at rest": sum(resting) / MIB}
     return {name: round(value, 1) for name, value in found.items()} | {"sessions at rest": len(resting)}
@@ -215,7 +215,7 @@ def _together(server: Server, count: int, tokens: int) -> None:
 
 
 def competitor(bundle: Path) -> dict[str, Any]:
-    """What `bench` says of this bundle and of torch-kv with its batch, on one thread."""
+    """Run `bench` of this bundle against torch-kv with its batch, on one thread."""
     options = ["--against", "torch-kv", "--threads", "1", "--seconds", "2", "--json"]
     command = [sys.executable, "-m", "txl_deploy", "bench", str(bundle), *options]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

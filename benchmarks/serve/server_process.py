@@ -104,7 +104,7 @@ def percentile(values: list[float], share: float) -> float:
 
 
 def until(seconds: float, check: Any) -> bool:
-    """Whether something came true within a time."""
+    """Wait until a check is true; returns False if it is not within `seconds`."""
     end = time.monotonic() + seconds
     while not (found := bool(check())) and time.monotonic() < end:
         time.sleep(0.02)

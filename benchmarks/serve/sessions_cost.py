@@ -1,4 +1,4 @@
-"""What sessions cost beside a stream that is driven by hand: the same turns of the same conversations, both ways.
+"""Measures sessions against a stream that is driven by hand: the same turns of the same conversations, both ways.
 
     python benchmarks/serve/sessions_cost.py BUNDLE --sessions 100 16 [--old CHECKOUT] [--rounds 3]
 
@@ -114,7 +114,7 @@ def by_sessions(model: Any, sessions: int, varied: bool) -> dict[str, Any]:
 
 
 def _measured(wall: float, processor: float, tokens: int, firsts: list[float], gaps: list[float]) -> dict[str, Any]:
-    """What began at these times by the clock and the processor's, and has ended now."""
+    """Return the figures of work that began at these times of both clocks and ends now."""
     took, cost = time.perf_counter() - wall, time.process_time() - processor
     return {"tokens": tokens, "wall": took, "processor": cost, "firsts": firsts, "gaps": gaps}
 

@@ -1,4 +1,4 @@
-"""What sessions cost with one thread of the engine and with several: tokens per second, and processor time per token.
+"""Measures sessions with one thread of the engine and with several: tokens and processor time per token.
 
     python benchmarks/serve/sessions_threads.py model.txl model4.txl model16.txl --threads 1 2
 

@@ -29,7 +29,7 @@ from txl_deploy.triton.repository import package_python  # noqa: E402
 
 
 def steps(server: Server, model: str, count: int, seconds: float) -> float:
-    """Requests per second of so many sequences, each by a client of its own that waits for its answers."""
+    """Requests per second of `count` sequences, each by a client of its own that waits for its answers."""
     done = [0] * count
     begin, ends = threading.Barrier(count + 1), [0.0]
 
@@ -54,7 +54,7 @@ def steps(server: Server, model: str, count: int, seconds: float) -> float:
 
 
 def tokens(server: Server, model: str, count: int, seconds: float) -> float:
-    """Tokens per second of so many requests that generate at the same time, after prompts of 128 tokens."""
+    """Tokens per second of `count` requests that generate at the same time, after prompts of 128 tokens."""
     found: Queue[Any] = Queue()
     with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.grpc}") as client:
         client.start_stream(lambda result, error: found.put((result, error)))
@@ -79,7 +79,7 @@ def _heard(found: Queue[Any]) -> int:
 
 
 def processor_seconds(server: Server) -> float:
-    """Of the server and its models so far."""
+    """Return the processor seconds of the server and its models so far."""
     total, tick = 0.0, os.sysconf("SC_CLK_TCK")
     for process in (server.process.pid, *server.stubs().values()):
         told = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()

@@ -42,7 +42,7 @@ def shape(layers: int, width: int, heads: int, head: int, inner: int, vocab: int
 
 
 TINY = shape(2, 16, 2, 8, 32, 60)
-"""What --quick runs instead of a real model."""
+"""The model that --quick runs instead of a real one."""
 
 
 def random_state(values: dict[str, Any], seed: int = 0, deviation: float = 0.02) -> Weights:

@@ -1,4 +1,4 @@
-"""How a benchmark is called and how its results are written: options, tables with their conditions, all figures."""
+"""Options of a benchmark, and its results: tables with their conditions, and all figures."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def by_exchange(path: Path, source: Path) -> None:
 
 
 def by_publishing(path: Path, source: Path) -> None:
-    """What `txl-deploy export --force` does."""
+    """Replace a bundle as `txl-deploy export --force` does."""
     from txl_export.bundle.placing import publishing
 
     with publishing(path, force=True) as folder:

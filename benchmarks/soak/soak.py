@@ -39,13 +39,13 @@ from benchmarks.shared.results import finish, parser
 from benchmarks.shared.tables import log
 
 BATCH, LENGTHS, MEMORY = 2, (8, 1), 64
-"""Of the bundles: small, so that many steps take little time and what a step can remember is soon forgotten."""
+"""The bundles' batch size, segment lengths and memory: small, so that steps are fast and soon forgotten."""
 LOOKS = 20
 QUICK_STEPS, QUICK_LOOKS, QUICK_INTERVAL = 10_000, 4, 0.2
 OWN_SHARE = 10
-"""One step of the kind that never forgets for so many others."""
+"""The kind that never forgets does one of 10 steps."""
 CHANGED = 0.02
-"""How far the weights of the other version are from the first's, relatively."""
+"""The relative change of the weights from the first version to the other."""
 
 
 def make_bundles(folder: Path, checkpoint: Path | None) -> tuple[Path, Path]:
@@ -78,7 +78,7 @@ def make_bundles(folder: Path, checkpoint: Path | None) -> tuple[Path, Path]:
 
 
 def put(version: Path, target: Path) -> None:
-    """Replace a bundle by a copy of another one, as `export --force` does."""
+    """Replace a bundle by a copy of a second one, as `export --force` does."""
     with publishing(target, force=True) as partial:
         for file in version.iterdir():
             (partial / file.name).write_bytes(file.read_bytes())
@@ -109,7 +109,7 @@ def work(folder: Path, versions: tuple[Path, Path], arguments: Any) -> dict[str,
 
 
 def judge(model: Model, held: Path) -> dict[str, Any]:
-    """How far what a stream held is from a fresh stream and from the reference that were fed the same."""
+    """Compare a stream's state with those of a fresh stream and of the reference that are fed the same."""
     m, found = model.manifest, np.load(held)
     count, probe = len(found["fill"]), found["tokens"]
     pasts = [np.split(found[f"past.{row}"], np.cumsum(found[f"cuts.{row}"])[:-1]) for row in range(count)]
@@ -145,7 +145,7 @@ def _relative(found: NDArray[Any], expected: NDArray[Any]) -> float:
 
 
 def verdicts(document: dict[str, Any]) -> list[str]:
-    """What must not be, in words; nothing where all is well."""
+    """Return a sentence for each figure that must not be; [] if all is well."""
     limits, held, own, reloads = rung("fp32", "cpu"), document["held"], document["own"], document["reloads"]
     wrong = [*reloads["wrong"], *(() if reloads.get("replacements") else ("the bundle was never replaced",))]
     assert limits.logprobs is not None

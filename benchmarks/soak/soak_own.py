@@ -92,7 +92,7 @@ def soak(folder: Path, steps: int, seed: int, threads: int) -> dict[str, Any]:
 
 
 def _start(dtype: torch.dtype) -> list[Tensor]:
-    """What the states are at first."""
+    """Return the initial states."""
     phase = torch.tensor([1.0, 0.0], dtype=dtype).expand(BATCH, PAIRS, 2).clone()
     return [phase, torch.zeros(BATCH, FEATURES, dtype=dtype), torch.zeros(BATCH, dtype=torch.int32)]
 

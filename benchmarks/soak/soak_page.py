@@ -1,4 +1,4 @@
-"""What a soak says: slopes, tables, and the page with its pictures. Needs no PyTorch; pictures need matplotlib."""
+"""Makes a soak's page of slopes, tables and pictures. Needs no PyTorch; pictures need matplotlib."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ HOME = Path(__file__).parents[2] / "docs" / "measurements"
 WARM = 0.2
 """The share of a run that is warm-up: caches and the allocator's arenas fill."""
 BATCHES, STUDENT = 20, 2.101
-"""Means of so many stretches give a slope and its 95 % interval (Student's t with 18 degrees of freedom)."""
+"""Means of 20 stretches give a slope and its 95 % interval (Student's t with 18 degrees of freedom)."""
 LONG = 100_000
 """Steps from which on a slope of memory says something."""
 GROWTH = 5.0
 """MB per million steps that a process may surely grow by, at most."""
 COUNTED = ("descriptors", "threads", "files", "mapped", "mappings")
 ANONYMOUS = 40
-"""How many mappings may come that are no file's: an allocator maps and unmaps as it sees fit."""
+"""The most mappings of no file that may be added: an allocator maps and unmaps as it sees fit."""
 MEMORY = (
     ("resident", "resident memory, MB"),
     ("allocated", "allocated by malloc, MB"),
@@ -41,7 +41,7 @@ def warm(samples: Samples) -> Samples:
 
 
 def slope(samples: Samples, name: str) -> tuple[float, float] | None:
-    """How fast something grows after the warm-up, per million steps, and half of the 95 % interval; None if unknown.
+    """Return the growth of a figure after the warm-up, per million steps, and half of its 95 % interval; or None.
 
     The line goes through means of stretches, because neighbouring samples are alike and would make it look too sure.
     """
@@ -60,7 +60,7 @@ def slope(samples: Samples, name: str) -> tuple[float, float] | None:
 
 
 def leaks(samples: Samples) -> list[str]:
-    """What grew that must not, in words."""
+    """Return a sentence for each figure that grew and must not."""
     wrong, steady = [], warm(samples)
     half = len(steady) // 2
     for name in COUNTED:

@@ -52,9 +52,9 @@ OPERATIONS = {
     "look": 0.005,
     "reset": 0.004,
 }
-"""What is done, and how often; a decode step has one token per sequence."""
+"""The operations and their shares; a decode step has one token per sequence."""
 WINDOWS = 200
-"""How often the process is measured."""
+"""The number of measurements of the process."""
 KEPT = 3
 """Snapshots that are kept to go back to."""
 PATIENCE = 300.0
@@ -62,7 +62,7 @@ PATIENCE = 300.0
 
 
 class Options(msgspec.Struct, frozen=True):
-    """What `soak.py` says.
+    """The options that `soak.py` passes.
 
     Attributes:
         bundle: whose stream is soaked.
@@ -85,7 +85,7 @@ class Options(msgspec.Struct, frozen=True):
 
 
 class Row:
-    """What a sequence was fed since its last reset: as many of the last segments as can matter, and how many tokens."""
+    """The last segments that a sequence was fed since its last reset, as many as matter, and the number of tokens."""
 
     def __init__(self, segments: list[Segment] | None = None, total: int = 0) -> None:
         self.segments, self.total = segments or [], total
@@ -103,7 +103,7 @@ class Row:
             self.trim(reach)
 
     def trim(self, reach: int) -> None:
-        """Forget segments before the last so many tokens."""
+        """Forget segments before the last `reach` tokens."""
         kept = 0
         for place in range(len(self.segments) - 1, -1, -1):
             kept += len(self.segments[place])
@@ -145,7 +145,7 @@ class Play:
         return self.draws.integers(0, self.model.manifest.vocab_size, (len(self.rows), columns), np.int32)
 
     def lengths(self, columns: int, least: int = 0) -> Ids:
-        """How many tokens of each sequence count: all, mostly."""
+        """Draw the number of tokens that count in each sequence: all, in 7 of 10 cases."""
         if self.draws.random() < 0.7:
             return np.full(len(self.rows), columns, np.int32)
         return self.draws.integers(least, columns + 1, len(self.rows), np.int32)
@@ -263,7 +263,7 @@ class Play:
     # --- what it must hold ----------------------------------------------------------------------------------------
 
     def write_down(self, path: Path) -> None:
-        """What the stream holds, what it says to some tokens, and what every sequence was fed."""
+        """Write the stream's state, its answer to some tokens, and the tokens that every sequence was fed."""
         tokens = self.tokens(self.longest)
         found = self.stream.run({"tokens": tokens}, commit=False)
         (logprobs,) = found.values()
@@ -341,14 +341,14 @@ class Beside(threading.Thread):
 
     @staticmethod
     def _answer(model: Model) -> str:
-        """What a model says to one feed, from its first bit to its last."""
+        """Return the hash of a model's answer to one feed, all bits of it."""
         tokens = np.arange(3 * model.segment_lengths[0], dtype=np.int32) % model.manifest.vocab_size
         found = model.stream(1).feed(tokens[None])
         return hashlib.sha256(found.tobytes()).hexdigest()
 
 
 class _Mallinfo(ctypes.Structure):
-    """What mallinfo2 returns."""
+    """The struct that mallinfo2 returns."""
 
     _names_ = (
         "arena",
@@ -366,7 +366,7 @@ class _Mallinfo(ctypes.Structure):
 
 
 def _known_mallinfo() -> Callable[[], Any] | None:
-    """What glibc says of its memory; None where the C library is another one."""
+    """Return glibc's mallinfo2; None if the C library is a different one."""
     try:
         ask = ctypes.CDLL(None).mallinfo2
     except (AttributeError, OSError, TypeError):
@@ -379,7 +379,7 @@ _mallinfo = _known_mallinfo()  # once: every library object that ctypes makes le
 
 
 def measured(folder: Path) -> dict[str, float | None]:
-    """What the process takes of the machine; None where the system does not say."""
+    """Return the process's use of memory, descriptors and threads; None for what the system does not tell."""
     found: dict[str, float | None] = dict.fromkeys(
         ("resident", "allocated", "mappings", "mapped", "descriptors", "threads")
     )

@@ -1,7 +1,7 @@
-"""Compile a bundle's programs into the engines that device backends load. Needs onnx, but neither PyTorch nor a GPU.
+"""Compiles a bundle's programs into the engines that device backends load. Needs onnx, but neither PyTorch nor a GPU.
 
-`bundles` runs the whole way; docs/design.md lists every module. `txl_runtime.device.engines` defines an engine and
-decides which of them fit this machine.
+`bundles` runs the whole way; docs/design.md lists every module. `txl_runtime.bundle.engines` defines an engine, and
+`txl_runtime.device.engines` decides which of them fit this machine.
 """
 
 from __future__ import annotations

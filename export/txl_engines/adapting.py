@@ -1,7 +1,7 @@
-"""Rewrites of a correct graph that the engines' compilers need.
+"""Rewrites correct graphs for the engines' compilers.
 
-Every target gets Max and Min in place of Clip on whole numbers: ONNX Runtime has no CUDA kernel of Clip for int32, and
-TensorRT documents none. Graphs of older exports have such Clips. TensorRT and TensorRT-RTX need two more rewrites.
+For every target Max and Min replace Clip on integers: ONNX Runtime has no CUDA kernel of Clip for int32, and TensorRT
+documents none. Graphs of older exports contain such Clips. TensorRT and TensorRT-RTX need two more rewrites.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _WHOLE = frozenset({"INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT3
 
 
 def adapt(graph: Graph) -> Graph:
-    """Rewrite a checked graph for the libraries' parsers. Its `sha256` stays that of the bytes that were composed."""
+    """Rewrite a checked graph for the libraries' parsers; its `sha256` remains that of the bytes before the rewrite."""
     graph = without_elu(without_clip(graph))
     model = decode_graph(graph.data, graph.path)
     changed = _separate(model, graph.path)
@@ -26,15 +26,15 @@ def adapt(graph: Graph) -> Graph:
 
 
 def without_clip(graph: Graph) -> Graph:
-    """Return the graph with Max and Min in place of each Clip of whole numbers; its `sha256` stays."""
+    """Replace each Clip on integers by Max and Min; the graph's `sha256` remains."""
     return _replaced(graph, "Clip", lambda model, node, kind: _bounds(node) if kind in _WHOLE else None)
 
 
 def without_elu(graph: Graph) -> Graph:
-    """Return the graph with Max, Min and Exp in place of each Elu; its `sha256` stays.
+    """Replace each Elu by Max, Min and Exp; the graph's `sha256` remains.
 
-    TensorRT-RTX 1.7 parses Elu, but its compiler fails on some graphs with two of them, e.g. a policy of rl_games:
-    "elu … There are 2 inputs. Expected 1".
+    TensorRT-RTX 1.7 parses Elu, but its compiler fails on some graphs with two of them, e.g. a policy of rl_games: "elu
+    … There are 2 inputs. Expected 1".
     """
     return _replaced(graph, "Elu", _elu)
 
@@ -86,7 +86,7 @@ def _elu(model: Any, node: Any, kind: str) -> list[Any] | None:
 
 
 def value_types(data: bytes) -> dict[str, str]:
-    """Map every value of a graph to ONNX's name of its element type, e.g. "INT32"."""
+    """Return ONNX's name of the element type of every value in a graph, e.g. "INT32"."""
     onnx = import_onnx()
     graph = onnx.shape_inference.infer_shapes(data).graph
     kinds = {value.name: value.type.tensor_type.elem_type for value in (*graph.value_info, *graph.input, *graph.output)}
@@ -107,10 +107,10 @@ def _bounds(clip: Any) -> list[Any]:
 
 
 def _separate(model: Any, path: Path) -> bool:
-    """Embed each weight that is the beginning of a longer one in the graph itself; return True if there was one.
+    """Embed each weight in the graph that starts where a longer one starts; return whether there was one.
 
-    Graphs share rows of one weight file, but the parsers know weights by the offset where they start, and refuse two
-    that start at the same offset with different lengths ("Weights of same values but of different counts").
+    Graphs share one weight file, but the parsers identify weights by their offset, and refuse two weights with the same
+    offset and different lengths ("Weights of same values but of different counts").
     """
     onnx = import_onnx()
     places: dict[tuple[str, int], list[tuple[int, Any]]] = {}

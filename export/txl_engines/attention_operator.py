@@ -1,9 +1,11 @@
-"""Rewrite attention as one operator where the library then reads keys and values in the ring's own buffers.
+"""Rewrites attention as one operator, if the library then reads keys and values directly from the ring's buffers.
 
 A graph writes attention as products and a softmax. TensorRT-RTX fuses these, but first copies all keys and values into
-a different layout: two more kernels in every layer, and three times the traffic. For a step of one position written as
-ONNX's Attention, its kernel reads the buffers in place. With more positions it copies in either form, and the products
-then build into fewer kernels; so they stay (docs/measurements/rtx.md has the table).
+a different layout: two more kernels in every layer, and three times the traffic. In a step of one position, the kernel
+for ONNX's Attention reads the buffers in place. With more positions the library copies in either form, unless each
+position is a head of its own that shares its keys, e.g. 4 positions of 8 heads as 32 heads of one position. Then keys
+and values are read once for every position, so only short segments are written so; in longer ones products give fewer
+kernels, and they stay (docs/measurements/rtx.md has the table).
 
 This form adds the mask to the scores, while the products replace the scores of hidden keys by -1e4. The mask is low
 enough to hide any score below 1e30 in float32 and bfloat16, and up to 65504 in float16. The two forms differ for one
@@ -20,16 +22,18 @@ from typing import Any, NamedTuple
 
 from txl_runtime.bundle.tables import Program
 
-from txl_engines.checking import Graph, decode_graph, import_onnx
+from txl_engines.checking import Graph, decode_graph, import_onnx, readers_of
 
 MULTIPLE = 8
-"""Head sizes that are no multiple of this are padded in copies, so nothing is read in place."""
+"""Head sizes must be multiples of this; the kernel pads others in copies, so it reads nothing in place."""
+POSITIONS = 5
+"""Longest segment whose positions may be heads: the longest that `export --lookup` makes for drafts."""
 FEWEST, MOST = 8, 256
 """Smallest and largest head size that the kernel supports."""
 
 
 class Attention(NamedTuple):
-    """The value names of an attention written as products, and the nodes that compute it."""
+    """Names of the values of an attention that is written as products, and the nodes that compute it."""
 
     query: str
     key: str
@@ -41,9 +45,12 @@ class Attention(NamedTuple):
     nodes: tuple[Any, ...]
 
 
-def unite_attention(graph: Graph, program: Program) -> Graph:
-    """Replace each attention over ring memory by one operator if the program has one position; else change nothing."""
-    if program.segment_length != 1 or not graph.scatters:
+def unite_attention(graph: Graph, program: Program, positions: int = 1) -> Graph:
+    """Replace each attention over ring memory by one operator if the program is short enough; else return `graph`.
+
+    `positions`: the longest segment for which this is done.
+    """
+    if program.segment_length > positions or not graph.scatters:
         return graph
     onnx, model = import_onnx(), decode_graph(graph.data, graph.path)
     sizes = {spec.name: spec.fixed for spec in program.outputs if spec.name in graph.states}
@@ -65,43 +72,61 @@ def unite_attention(graph: Graph, program: Program) -> Graph:
             mask = f"attend.mask.{each.out}"
             masked = [each.visible, each.bias, lowest[types[each.unseen]]]
             hides = onnx.helper.make_node("Where", masked, [mask], name=mask)
-            inputs = [each.query, each.key, each.value, mask]
-            attends = onnx.helper.make_node("Attention", inputs, [each.out], name=f"attend.{each.out}", scale=1.0)
-            nodes += hides, attends
+            nodes += hides, *_attends(model.graph, each, mask, sizes[each.key], program.segment_length)
     del model.graph.node[:]
     model.graph.node.extend(nodes)
     data: bytes = model.SerializeToString(deterministic=True)
     return dataclasses.replace(graph, data=data, nodes=tuple((node.name, node.op_type) for node in model.graph.node))
 
 
+def _attends(graph: Any, each: Attention, mask: str, keys: tuple[int, ...], positions: int) -> list[Any]:
+    """Return the nodes of one attention; each of several positions becomes a head of its own that shares its keys.
+
+    `keys`: their shape [B, H, C, d_head], e.g. [1, 8, 648, 64]; of 4 positions, queries become [1, 32, 1, 64].
+    """
+    onnx, name = import_onnx(), f"attend.{each.out}"
+    (batch, heads, slots, width), node = keys, onnx.helper.make_node
+    if positions == 1:
+        return [node("Attention", [each.query, each.key, each.value, mask], [each.out], name, scale=1.0)]
+
+    def reshape(value: str, out: str, *shape: int) -> Any:
+        graph.initializer.append(onnx.helper.make_tensor(f"{out}.shape", onnx.TensorProto.INT64, [4], shape))
+        return node("Reshape", [value, f"{out}.shape"], [out], out)
+
+    query, hidden, mixed = (f"{name}.{end}" for end in ("query", "mask", "mixed"))
+    return [
+        reshape(each.query, query, batch, heads * positions, 1, width),
+        reshape(mask, hidden, batch, heads * positions, 1, slots),
+        node("Attention", [query, each.key, each.value, hidden], [mixed], name, scale=1.0),
+        reshape(mixed, each.out, batch, heads, positions, width),
+    ]
+
+
 def _lowest(kind: int, name: str) -> Any:
-    """Return the constant that hides a row: low, yet small enough that no factor in a kernel makes it infinite."""
+    """Return the constant that hides a row: low, but small enough that no kernel's factor makes it infinite."""
     onnx = import_onnx()
     return onnx.helper.make_tensor(name, kind, [], [-65504.0 if kind == onnx.TensorProto.FLOAT16 else -1e30])
 
 
 def _fits(shape: tuple[int, ...]) -> bool:
-    """Return True if keys [B, H, C, d_head] can be read in place, e.g. d_head 64 and not 60."""
+    """Return whether keys [B, H, C, d_head] can be read in place, e.g. with d_head 64 but not 60."""
     return len(shape) == 4 and shape[3] % MULTIPLE == 0 and FEWEST <= shape[3] <= MOST
 
 
 def find_attentions(graph: Any) -> Iterator[Attention]:
-    """Yield every attention of a form that this module can rewrite.
+    """Yield every attention that has the form this module rewrites.
 
-    The form is Where(visible, query @ keyᵀ + bias, unseen) → softmax → @ value, with or without casts around softmax.
+    That is Where(visible, query @ keyᵀ + bias, unseen) → softmax → @ value, with or without casts around softmax.
     """
     makers = {name: node for node in graph.node for name in node.output}
-    readers: dict[str, list[Any]] = {}
-    for node in graph.node:
-        for name in node.input:
-            readers.setdefault(name, []).append(node)
+    readers = readers_of(graph)
 
     def maker(name: str, operator: str) -> Any:
         node: Any = makers.get(name)
         return node if node is not None and node.op_type == operator else None
 
     def reader(name: str, operator: str) -> Any:
-        found = readers.get(name, [])
+        found = [node for node, _ in readers.get(name, [])]
         return found[0] if len(found) == 1 and found[0].op_type == operator else None
 
     for softmax in graph.node:

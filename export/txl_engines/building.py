@@ -1,6 +1,6 @@
-"""Makers of engines for each target: a library of TensorRT compiles; for ONNX Runtime the graph is only composed.
+"""Makes engines for each target: a TensorRT library compiles them; for ONNX Runtime the graph is only composed.
 
-Each engine of a library is compiled in a process of its own, and its errors say what to do.
+Each engine of a library is compiled in a separate process, and its errors say what to do.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from typing import IO, TypeAlias
 import msgspec
 from txl_runtime import errors
 from txl_runtime.bundle.encoding import file_sha256
-from txl_runtime.bundle.tables import Program
-from txl_runtime.bundle.writing import write_file
-from txl_runtime.device.engines.library import Library, load_library
-from txl_runtime.device.engines.library_features import LibraryFeatures
-from txl_runtime.device.engines.sidecar import (
+from txl_runtime.bundle.engines.sidecar import (
     ANYWHERE,
     COMPOSED,
     FLAVOURS,
     RECIPE,
     RTX_RECIPE,
     TARGETS,
+    Rounding,
     Target,
-    with_weights,
 )
+from txl_runtime.bundle.tables import Program
+from txl_runtime.bundle.writing import write_file
+from txl_runtime.device.engines.library import Library, load_library
+from txl_runtime.device.engines.library_features import LibraryFeatures
 from txl_runtime.device.gpu import gpu_model, platform_name
 from txl_runtime.errors import BackendError, BundleError, TxlError, UsageError
 from txl_runtime.listener import Listener
@@ -42,49 +42,61 @@ from txl_engines.attention_operator import unite_attention
 from txl_engines.checking import Graph, read_graph
 from txl_engines.given_weights import give_weights
 from txl_engines.messages import explain_build, explain_parse
+from txl_engines.rounded_weights import round_weights
 from txl_engines.worker import BuildFinished, BuildRequest, Outcome, Steps
 
 COMMAND = ("-m", "txl_engines.worker")
 PATIENCE = 30
-"""Seconds that a build process may take to end after its last message."""
+"""Seconds that a build process may take to exit after its last message."""
+FP8_SINCE = 89
+"""Oldest GPU that has fp8, as ten times its compute capability."""
 NEWEST_OPSET = 24
-"""Newest opset that export writes. The newest one that ONNX Runtime runs depends on its version on the target."""
+"""Newest opset that the exporter writes; which one ONNX Runtime runs depends on its version on the target."""
 
 
 class CompiledEngines:
-    """A maker of engines with TensorRT or TensorRT-RTX.
+    """Makes engines with TensorRT or TensorRT-RTX.
 
     Attributes:
         target: the backend that will load the engines.
-        title: the library's name and version, for people.
+        title: the library's name and version, for messages.
         version, gpus, device, platform, recipe: the fields of an engine's `Identity`.
-        ring: True if its engines can update a ring of memory in place.
-        shares: True if its engines may read weights that lie once on the device.
+        ring: whether its engines can update a ring of memory in place.
+        shares: whether its engines can read weights of which the device has one copy.
+        rounding: precision to which it rounds matrices; None for the bundle's own.
+        positions: see `unite_attention`.
 
     Raises:
         UsageError: the library takes no list of GPUs, or cannot build for one of them.
     """
 
-    def __init__(self, library: Library, precision: str, gpus: Sequence[int] = ()) -> None:
-        self.library, self.precision = library, precision
+    def __init__(
+        self,
+        library: Library,
+        precision: str,
+        gpus: Sequence[int] = (),
+        rounding: Rounding | None = None,
+        positions: int = 1,
+    ) -> None:
+        self.library, self.precision, self.rounding, self.positions = library, precision, rounding, positions
         self.target: Target = library.target
         self.title, self.version = library.title, library.version
-        self.gpus = check_gpus(gpus, precision, library)
+        self.gpus = check_gpus(gpus, precision, library, rounding)
         self.device = None if library.facts.portable else gpu_model()
         self.platform = ANYWHERE if library.facts.portable else platform_name()
         self.recipe = RTX_RECIPE if library.target == "rtx" else RECIPE
         self.ring = ring_works(library.facts)
-        self.shares = library.facts.portable  # not tried with TensorRT
+        self.shares = library.facts.portable  # not tried with TensorRT itself
 
     def read(
         self, data: bytes, program: Program, folder: Path, hashes: Mapping[str, str] | None = None, shared: str = ""
     ) -> Graph:
-        """Check a composed graph, and rewrite it as the target needs.
+        """Check a composed graph, and rewrite it for the target; matrices are rounded if the maker does so.
 
         Args:
-            folder: where the graph's external weights lie.
-            hashes: SHA-256 of weight files, as far as they are known.
-            shared: the weight file whose large tensors become inputs; "" for none.
+            folder: the folder with the graph's external weights.
+            hashes: SHA-256 of weight files that are known already.
+            shared: the weight file whose large tensors become inputs; "" to keep all in the engine.
 
         Raises:
             BundleError: the graph does not match its program.
@@ -92,14 +104,15 @@ class CompiledEngines:
         """
         facts = self.library.facts
         graph = read_graph(data, program, folder, facts.opset, hashes)
+        graph = round_weights(graph, program, self.rounding, shared) if self.rounding else graph
         graph = adapt(give_weights(graph, shared) if shared else graph)
-        return unite_attention(graph, program) if facts.reads_in_place else graph
+        return unite_attention(graph, program, self.positions) if facts.reads_in_place else graph
 
     def make(self, graph: Graph, program: Program, out: Path, listener: Listener) -> Outcome:
         """Compile a graph from `read`, and write the engine to `out`; a failure leaves no file there.
 
         Raises:
-            BundleError, BackendError: it cannot be made; the message says why and what to do.
+            BundleError, BackendError: the engine cannot be made; the message says why and what to do.
             KeyboardInterrupt: the user pressed Ctrl-C.
         """
         library = self.library
@@ -108,7 +121,8 @@ class CompiledEngines:
             target=library.target,
             size=len(graph.data),
             file=graph.path.name,
-            program=with_weights(program, graph.given),
+            program=program,
+            given=graph.given,
             gpus=self.gpus,
             scatters=graph.scatters,
             states=graph.states,
@@ -127,7 +141,7 @@ class CompiledEngines:
 
 
 class ComposedEngines:
-    """A maker that writes composed graphs: ONNX Runtime opens them as they are."""
+    """Writes composed graphs: ONNX Runtime opens them as they are."""
 
     target: Target = "cuda"
     version, platform = COMPOSED, ANYWHERE
@@ -136,6 +150,7 @@ class ComposedEngines:
     recipe = RECIPE
     title = f"{FLAVOURS['cuda']} ({COMPOSED})"
     ring, shares = True, False
+    rounding: Rounding | None = None
 
     def __init__(self, gpus: Sequence[int] = ()) -> None:
         if gpus:
@@ -147,7 +162,7 @@ class ComposedEngines:
     def read(
         self, data: bytes, program: Program, folder: Path, hashes: Mapping[str, str] | None = None, shared: str = ""
     ) -> Graph:
-        """Check a composed graph, see `CompiledEngines.read`; `shared` is unused: sessions hold their own weights."""
+        """Check a composed graph (see `CompiledEngines.read`); `shared` is unused: sessions hold their weights."""
         return without_clip(read_graph(data, program, folder, NEWEST_OPSET, hashes))
 
     def make(self, graph: Graph, program: Program, out: Path, listener: Listener) -> Outcome:
@@ -167,29 +182,37 @@ class ComposedEngines:
 Maker: TypeAlias = CompiledEngines | ComposedEngines
 
 
-def open_maker(target: str, precision: str, gpus: Sequence[int]) -> Maker:
-    """Return the maker of a target's engines, for a bundle's precision and the compute capabilities asked for.
+def open_maker(
+    target: str, precision: str, gpus: Sequence[int], rounding: Rounding | None = None, positions: int = 1
+) -> Maker:
+    """Return the maker of a target's engines, for a bundle's precision and the given compute capabilities.
+
+    For `rounding` and `positions` see `CompiledEngines`.
 
     Raises:
-        UsageError: there is no such target, or it cannot build for these GPUs.
+        UsageError: the target is unknown, or it cannot build for these GPUs.
         BackendError: the library is not installed, or is too old.
     """
     if target == "cuda":
         return ComposedEngines(gpus)
     if target == "rtx" or target == "tensorrt":
-        return CompiledEngines(load_library(target), precision, gpus)
+        return CompiledEngines(load_library(target), precision, gpus, rounding, positions)
     raise UsageError(f"--target is {target!r}, expected {', '.join(TARGETS[:-1])} or {TARGETS[-1]}")
 
 
-def check_gpus(gpus: Sequence[int], precision: str, library: Library) -> tuple[int, ...]:
-    """Return compute capabilities sorted and without repetitions, e.g. [89, 86, 89] as (86, 89).
+def check_gpus(
+    gpus: Sequence[int], precision: str, library: Library, rounding: Rounding | None = None
+) -> tuple[int, ...]:
+    """Check compute capabilities; return them sorted and each once, e.g. (86, 89) for [89, 86, 89].
+
+    For matrices in fp8 none stands for all that have it, since the library's own list has others.
 
     Raises:
         UsageError: the library takes no list of GPUs, or cannot build for one of them.
     """
     facts, chosen = library.facts, tuple(sorted(set(gpus)))
     if not chosen:
-        return ()
+        return tuple(gpu for gpu in facts.gpus if gpu >= FP8_SINCE) if rounding == "fp8" else ()
     if not facts.portable:
         raise UsageError(
             f"--sm is {', '.join(map(str, chosen))}, but {library.title} builds for the GPU of the machine it runs on; "
@@ -203,6 +226,12 @@ def check_gpus(gpus: Sequence[int], precision: str, library: Library) -> tuple[i
             raise UsageError(
                 f"--sm holds {gpu}, which has no bf16, expected SM 80 or newer; leave it out or export fp16"
             )
+        since = {"fp8": FP8_SINCE, "int4": 80}.get(rounding or "", 0)
+        if gpu < since:
+            raise UsageError(
+                f"--sm holds {gpu}, which has no {rounding}, expected SM {since} or newer; leave it out or give "
+                "--precision int8"
+            )
     return chosen
 
 
@@ -215,19 +244,19 @@ def _instead(gpu: int) -> str:
 
 
 def ring_works(facts: LibraryFeatures) -> bool:
-    """Return True if a library updates memory in place and its parser reads opset 24, which such graphs have."""
+    """Return whether a library updates memory in place, and its parser reads opset 24, which ring graphs need."""
     return facts.ring and facts.opset >= 24
 
 
 def _place(weights: Path, link: Path) -> None:
     try:
         link.symlink_to(weights)
-    except OSError:  # Windows lets only some users make links
+    except OSError:  # on Windows only some users may create links
         shutil.copyfile(weights, link)
 
 
 def _run(request: BuildRequest, graph: Graph, out: Path, listener: Listener, stderr: IO[bytes]) -> Outcome:
-    """Build in a second process, in a folder that holds the weights and nothing else."""
+    """Build in a second process, in a folder that contains only the weights."""
     with tempfile.TemporaryDirectory(prefix="txl-deploy-build-") as folder:
         for name in graph.weights:
             _place(graph.path.absolute().parent / name, Path(folder) / name)
@@ -237,15 +266,15 @@ def _run(request: BuildRequest, graph: Graph, out: Path, listener: Listener, std
 def _talk(
     request: BuildRequest, graph: Graph, out: Path, listener: Listener, stderr: IO[bytes], folder: str
 ) -> Outcome:
-    """Send the request to a build process and read its answers; the process is always ended afterwards."""
-    process = subprocess.Popen(  # noqa: S603 - this Python, this package
+    """Send the request to a build process and read its answers; the process is ended in any case."""
+    process = subprocess.Popen(  # noqa: S603 - runs this Python and this package
         [sys.executable, *COMMAND],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=stderr,
         env=environment(),
         cwd=folder,
-        start_new_session=True,  # Ctrl-C in a terminal reaches this process alone, which then ends the builder
+        start_new_session=True,  # Ctrl-C then reaches only this process, which ends the builder
     )
     assert process.stdin is not None
     assert process.stdout is not None
@@ -264,7 +293,7 @@ def _talk(
                     listener.advance(message.count)
             process.wait(PATIENCE)
         except (BrokenPipeError, subprocess.TimeoutExpired):
-            pass  # the process ended before it had read everything, or does not end
+            pass  # the process ended before it read everything, or does not end
         finally:
             if process.poll() is None:
                 process.kill()
@@ -286,7 +315,7 @@ def _explain(outcome: Outcome, printed: str, graph: Graph, library: Library) -> 
 
 
 def _doubts(outcome: Outcome, attentions: int, precision: str) -> list[str]:
-    """List the reasons why an engine may be slower than it could be."""
+    """Return the reasons why an engine may be slower than possible."""
     fused = outcome.layers.fused_attention
     if fused >= attentions:
         return []

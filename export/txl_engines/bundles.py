@@ -1,22 +1,19 @@
-"""Build every program of a bundle into an engine beside it, listed in the manifest."""
+"""Builds the programs of a bundle into engines, which become files of the bundle, listed in the manifest."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
-from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.bundle.reading import Bundle, open_bundle
-from txl_runtime.bundle.tables import UPDATE_RULES, Program
-from txl_runtime.device.choosing import precision_problem
-from txl_runtime.device.engines.files import engine_names
-from txl_runtime.device.engines.sidecar import (
+from txl_runtime.bundle.engines.files import engine_names
+from txl_runtime.bundle.engines.sidecar import (
     FLAVOURS,
     Identity,
+    Rounding,
     Sidecar,
     Target,
     differences,
@@ -26,19 +23,28 @@ from txl_runtime.device.engines.sidecar import (
     read_sidecar,
     sidecar_path,
 )
+from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.bundle.reading import Bundle, open_bundle
+from txl_runtime.bundle.tables import UPDATE_RULES, Program
+from txl_runtime.device.choosing import precision_problem
 from txl_runtime.errors import BackendError, BundleError, UsageError
 from txl_runtime.listener import Listener, Silent
 
+from txl_engines.attention_operator import POSITIONS
 from txl_engines.building import Maker, open_maker
 from txl_engines.checking import Graph
 from txl_engines.composing import SHORT_ROW, compose, whole_programs
 from txl_engines.given_weights import LEAST_BYTES
 from txl_engines.publishing import Staging, staging
+from txl_engines.rounded_weights import LEAST, Judge, check_rounding, rounded_copy
+
+EXPORT_AGAIN = "export it again with --precision fp16"
+SMALLER = f"{EXPORT_AGAIN}, and give --precision int8 to this build"
 
 
 @dataclass(frozen=True)
 class EngineResult:
-    """One program's engine: its file in the bundle, its facts, and whether an earlier build had made it."""
+    """One program's engine: its file in the bundle, its facts, and whether an earlier build made it."""
 
     program: str
     file: str
@@ -48,11 +54,11 @@ class EngineResult:
 
 @dataclass(frozen=True)
 class BundleBuild:
-    """The engines of a target, and the library that made them.
+    """The engines of one build, and the library that made them.
 
     Attributes:
         weight_bytes: bytes of weights that all engines together hold on a device.
-        shared_weight_bytes: the part of them that lies there once for all engines.
+        shared_weight_bytes: the part of them that all engines share.
     """
 
     bundle: Path
@@ -73,21 +79,25 @@ def build_bundle(
     kinds: Sequence[str] | None = None,
     listener: Listener | None = None,
     weights: Literal["once", "each"] | None = None,
+    rounding: tuple[Rounding, Judge] | None = None,
 ) -> BundleBuild:
-    """Build the engines of a bundle that do not exist yet.
+    """Build the missing or outdated engines of a bundle.
 
     Args:
         path: the bundle.
         target: "rtx", "tensorrt" or "cuda".
         gpus: compute capabilities, e.g. (86, 89, 120), for rtx; empty for its default list.
-        update: "ring" or "rolled"; None for the better one that both target and bundle support, or for the bundle's
-            only rule if it is neither.
+        update: "ring" or "rolled"; None for the better one that both target and bundle support (a step's "replace" is
+            its only rule).
         force: build existing engines again.
-        kinds: kinds of programs, e.g. ("logprobs",); None for all. The runtime computes with log-probabilities what it
-            has no engine for. Engines of the same target and rule but a different kind are removed.
+        kinds: kinds of programs, e.g. ("logprobs",); None for all. The runtime falls back to log-probabilities for
+            missing kinds. Engines of the same target and rule but a different kind are removed.
         listener: receives progress and warnings.
-        weights: "once": the engines read large weights that lie once on the device. "each": every engine holds its own
-            copy. None: once if the target can and there are several programs.
+        weights: "once": the engines read large weights from one copy on the device. "each": every engine holds its own
+            copy. None: "once" if the target can share and there are several programs.
+        rounding: precision to which matrices are rounded, and the judge of a copy of the bundle with the same matrices,
+            which is called unless all engines are there; None for the bundle's own precision. A target's engines have
+            one precision.
 
     Raises:
         TxlError: the build is impossible; the bundle is unchanged.
@@ -97,24 +107,31 @@ def build_bundle(
     bundle = open_bundle(path)
     precision = bundle.manifest.precision
     if problem := precision_problem(precision):
-        raise UsageError(f"{bundle.path}: {problem}; export it again with --precision fp16")
-    maker = open_maker(target, precision, gpus)
+        raise UsageError(f"{bundle.path}: {problem}; {SMALLER if target == 'rtx' else EXPORT_AGAIN}")
+    to = rounding[0] if rounding else None
+    if to:
+        check_rounding(bundle.manifest, to, target, str(bundle.path))
+    positions = min(bundle.manifest.stepwise or 1, POSITIONS)  # drafts run segments that give what single steps give
+    maker = open_maker(target, precision, gpus, to, positions)
     rule = choose_update(bundle.manifest.updates, update, maker.ring, maker.title)
     hashes = {name: record.sha256 for name, record in bundle.manifest.files.items()}
     programs = choose_programs(whole_programs(bundle.manifest, rule), kinds)
     shared = bundle.manifest.weights if choose_weights(weights, maker, rule, len(programs)) == "once" else ""
     with staging(bundle.path) as stage:
-        engines = []
-        for program in programs:
-            graph = maker.read(compose(bundle, program), program, bundle.path, hashes, shared)
-            identity = _identity(program, graph, precision, maker)
-            name = engine_path(maker.target, program.name)
-            there = None if force else _reusable(bundle, name, identity, listener)
+        engines, facts = list[EngineResult](), dict[str, Any]()
+        graphs = [maker.read(compose(bundle, program), program, bundle.path, hashes, shared) for program in programs]
+        identities = [_identity(*pair, precision, maker) for pair in zip(programs, graphs, strict=True)]
+        names = [engine_path(maker.target, program.name) for program in programs]
+        pairs = zip(names, identities, strict=True)
+        found = [None if force else _reusable(bundle, *pair, listener) for pair in pairs]
+        if rounding and None in found:
+            facts = _judged(bundle, graphs, *rounding)
+        for program, graph, identity, name, there in zip(programs, graphs, identities, names, found, strict=True):
             if there is not None:
                 _list_again(stage, bundle, name)
-            sidecar = there or _make(stage, name, program, graph, identity, maker, listener)
+            sidecar = there or _make(stage, name, program, graph, identity, maker, listener, facts)
             engines.append(EngineResult(program.name, name, sidecar, there is not None))
-        for name in _others(bundle, target, rule, [engine.file for engine in engines]):
+        for name in _others(bundle, target, rule, [engine.file for engine in engines], to or ""):
             listener.warn(f"{name} is not among the programs of this build; removed (--programs all builds all)")
             stage.drop(name)
             stage.drop(sidecar_path(name))
@@ -128,8 +145,8 @@ def build_bundle(
 def default_kinds(manifest: Manifest) -> tuple[str, ...] | None:
     """Return the kinds of programs that `txl-deploy build` makes by default; None for all.
 
-    Each engine takes time to build and to load, and most targets' engines hold the weights. If a row of
-    log-probabilities is short, the engines that only save fetching rows are left out.
+    Each engine takes time to build and load, and on most targets holds a copy of the weights. If a row of
+    log-probabilities is short, engines that only save fetching it are left out.
     """
     steps = any(program.kind == "step" for program in manifest.programs)
     return None if steps or manifest.vocab_size > SHORT_ROW else ("logprobs",)
@@ -139,7 +156,7 @@ def choose_programs(programs: Sequence[Program], kinds: Sequence[str] | None) ->
     """Return the programs of some kinds; all of them if `kinds` is None.
 
     Raises:
-        UsageError: the bundle has no program of a kind, or the kind that the runtime falls back to is left out.
+        UsageError: the bundle lacks a kind, or `kinds` lacks the kind that the runtime falls back to.
     """
     if kinds is None:
         return tuple(programs)
@@ -155,13 +172,16 @@ def choose_programs(programs: Sequence[Program], kinds: Sequence[str] | None) ->
 
 
 def choose_update(held: Sequence[str], update: str | None, ring: bool, title: str) -> str:
-    """Choose the update rule of all engines of a bundle: they share memory, so they have one.
+    """Choose the update rule of all engines of a bundle, which share one memory.
 
-    It is the one that was asked for, or else the better one that the bundle holds and the engines support: `ring` is
-    True if they can update a ring in place, `title` names their maker.
+    Args:
+        held: the rules of the bundle's programs.
+        update: the user's choice; None for the best that bundle and engines support.
+        ring: whether the engines can update a ring in place.
+        title: the engines' maker, for messages.
 
     Raises:
-        UsageError: the rule that was asked for is unknown or not in the bundle.
+        UsageError: `update` is unknown or not in the bundle.
         BackendError: the engines do not support the rule.
     """
     if update is not None and update not in UPDATE_RULES:
@@ -191,9 +211,9 @@ def choose_update(held: Sequence[str], update: str | None, ring: bool, title: st
 def choose_weights(
     weights: Literal["once", "each"] | None, maker: Maker, rule: str, programs: int
 ) -> Literal["once", "each"]:
-    """Decide if engines share weights: yes where that saves memory, unless `weights` is "each".
+    """Decide whether engines share weights: "once" if that saves memory, unless `weights` is "each".
 
-    Rolled memory saves none: there the compiler copies, in each step, every matrix that it does not hold itself.
+    Rolled memory saves none: there, each step copies every matrix that is not in the engine.
 
     Raises:
         UsageError: `weights` is "once", and the engines cannot share.
@@ -208,7 +228,7 @@ def choose_weights(
 
 
 def _identity(program: Program, graph: Graph, precision: str, maker: Maker) -> Identity:
-    """Collect everything that determines a program's engine, here and now."""
+    """Return everything that determines a program's engine on this machine."""
     return Identity(
         flavour=FLAVOURS[maker.target],
         version=maker.version,
@@ -226,11 +246,12 @@ def _identity(program: Program, graph: Graph, precision: str, maker: Maker) -> I
         weights=graph.weights,
         recipe=maker.recipe,
         given=graph.given,
+        rounding=maker.rounding or "",
     )
 
 
 def _reusable(bundle: Bundle, name: str, identity: Identity, listener: Listener) -> Sidecar | None:
-    """Return the facts of an existing engine if it is the one wanted; else warn why it is not, and return None."""
+    """Return the facts of an existing engine if it is up to date; else warn why it is not, and return None."""
     path = bundle.file(name)
     if not path.exists():
         return None
@@ -247,29 +268,57 @@ def _reusable(bundle: Bundle, name: str, identity: Identity, listener: Listener)
     return None if reasons else sidecar
 
 
-def _others(bundle: Bundle, target: str, rule: str, built: Collection[str]) -> list[str]:
-    """List the engines of a target and rule that this build did not make: they would go stale and be refused."""
+def _judged(bundle: Bundle, graphs: Sequence[Graph], rounding: Rounding, judge: Judge) -> dict[str, Any]:
+    """Have a copy of the bundle judged whose matrices are rounded; return the findings, fields of `Sidecar`.
+
+    Raises:
+        UsageError: no matrix is rounded.
+        CheckError: the copy is further from the bundle than the ladder allows.
+    """
+    places = dict.fromkeys(place for graph in graphs for place in graph.rounded)
+    if not places:
+        raise UsageError(
+            f"{bundle.path}: has no matrix of {LEAST} bytes that products alone read, expected one for --precision "
+            f"{rounding}; leave it out"
+        )
+    with rounded_copy(bundle, places, rounding) as copy:
+        return judge(copy)._asdict()
+
+
+def _others(bundle: Bundle, target: str, rule: str, built: Collection[str], rounding: str) -> list[str]:
+    """Return the engines of a target that this build did not make and that would become outdated.
+
+    They are those of the same rule, and of a different precision.
+    """
     found = []
     for name in engine_names(bundle):
         if name.startswith(f"engines/{target}/") and name not in built:
             with contextlib.suppress(BundleError):
-                if read_sidecar(bundle.file(sidecar_path(name))).identity.update != rule:
+                identity = read_sidecar(bundle.file(sidecar_path(name))).identity
+                if identity.update != rule and identity.rounding == rounding:
                     continue
             found.append(name)
     return found
 
 
 def _list_again(stage: Staging, bundle: Bundle, name: str) -> None:
-    """List in the manifest a good engine that a killed build had left unlisted."""
+    """List a good engine in the manifest that a killed build left unlisted."""
     for file in (name, sidecar_path(name)):
         if file not in bundle.manifest.files:
             stage.place(file, bundle.file(file).read_bytes())
 
 
 def _make(
-    stage: Staging, name: str, program: Program, graph: Graph, identity: Identity, maker: Maker, listener: Listener
+    stage: Staging,
+    name: str,
+    program: Program,
+    graph: Graph,
+    identity: Identity,
+    maker: Maker,
+    listener: Listener,
+    facts: Mapping[str, Any],
 ) -> Sidecar:
-    """Make an engine in the staging folder, and write its facts beside it."""
+    """Make an engine in the staging folder, and its sidecar with the facts, of which some are given."""
     made = maker.make(graph, program, stage.reserve(name), listener)
     sidecar = Sidecar(
         key=identity.key,
@@ -278,6 +327,7 @@ def _make(
         bytes=made.bytes,
         seconds=made.seconds,
         weight_bytes=graph.weight_bytes,
+        saved_bytes=graph.saved_bytes,
         kernels=made.layers.kernels,
         layers=made.layers.rows,
         attention_layers=graph.attention_layers,
@@ -287,6 +337,7 @@ def _make(
         read_in_place=made.layers.read_in_place,
         copying=made.layers.copying,
         verified_on=made.verified,
+        **facts,
     )
     stage.place(sidecar_path(name), msgspec.json.format(msgspec.json.encode(sidecar)))
     return sidecar

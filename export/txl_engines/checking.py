@@ -1,7 +1,7 @@
-"""Checks of a graph against its program, before a library reads it.
+"""Checks a graph against its program before a library reads it.
 
 TensorRT's parser accepts some wrong graphs silently: an empty file, an opset that it does not know, double inputs that
-become float. Each fault that the file shows is reported here, by name.
+become float. Every fault that can be found in the file is named here.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any
 
 from txl_runtime.bundle.bindings import Binding, check_bindings
 from txl_runtime.bundle.encoding import file_sha256
+from txl_runtime.bundle.engines.sidecar import GivenWeight
 from txl_runtime.bundle.tables import Program
-from txl_runtime.device.engines.sidecar import GivenWeight
 from txl_runtime.errors import BackendError, BundleError
 
 OLDEST_OPSET = 9
-"""Oldest opset that the libraries' parsers are made for."""
+"""Oldest opset that the libraries' parsers support."""
 MOST_BYTES = 1 << 31
-"""Bytes from which on protobuf holds no graph: 2 GiB."""
+"""Size in bytes from which protobuf cannot hold a graph: 2 GiB."""
 ADVICE = "export the model again"
 
 
@@ -31,15 +31,17 @@ class Graph:
 
     Attributes:
         data: the graph's bytes.
-        path: where the graph's file would be; its external weights lie beside it.
-        sha256: SHA-256 of the bytes as they were composed.
+        path: the place of the graph's file (which need not exist); the folder contains its external weights.
+        sha256: SHA-256 of the composed bytes, before rewrites.
         weights: SHA-256 of each file of external weights.
         nodes: name and operator of each node, in the parser's order.
         attention_layers: number of attentions, counted as softmaxes between two products.
         scatters: number of TensorScatter nodes, i.e. of states that are updated in place.
         states: names of the inputs and outputs of these nodes.
         given: weights that became inputs.
-        weight_bytes: bytes of the other weights that lie in files.
+        weight_bytes: bytes of the other weights from the bundle's file.
+        saved_bytes: bytes by which rounded matrices are smaller than in that file.
+        rounded: offset in the weight file, and shape, of each matrix that was rounded.
     """
 
     data: bytes
@@ -52,6 +54,8 @@ class Graph:
     states: tuple[str, ...] = ()
     given: tuple[GivenWeight, ...] = ()
     weight_bytes: int = 0
+    saved_bytes: int = 0
+    rounded: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
 
 def read_graph(
@@ -83,10 +87,10 @@ def read_graph(
 
 
 def import_onnx() -> Any:
-    """Import onnx, and return the module.
+    """Import onnx; return the module.
 
     Raises:
-        BackendError: it is not installed.
+        BackendError: onnx is not installed.
     """
     try:
         import onnx
@@ -126,7 +130,7 @@ def check_graph(model: Any, path: Path, program: Program) -> None:
 
 
 def place_of(tensor: Any, path: Path) -> tuple[str, int, int] | None:
-    """Return file, offset and length of a tensor stored outside the graph; None for one inside."""
+    """Return file, offset and length of a tensor outside the graph; None for a tensor inside it."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     if not entries:
         return None
@@ -135,7 +139,7 @@ def place_of(tensor: Any, path: Path) -> tuple[str, int, int] | None:
 
 
 def outside(tensors: Iterable[Any], path: Path) -> int:
-    """Sum the bytes of the tensors that are stored outside the graph."""
+    """Return the number of bytes of all tensors that are stored outside the graph."""
     return sum(place[2] for tensor in tensors if (place := place_of(tensor, path)))
 
 
@@ -145,7 +149,7 @@ def opset_of(model: Any) -> int:
 
 
 def _check_opset(model: Any, path: Path, newest: int) -> None:
-    """Refuse foreign operators and an opset outside the range, as the parsers accept any number silently."""
+    """Refuse foreign operators, and an opset outside the range: the parsers accept any number without a word."""
     others = {entry.domain for entry in model.opset_import} - {"", "ai.onnx"}
     if others:
         raise BundleError(f"{path}: uses the operators of {sorted(others)}, expected ONNX's own alone; {ADVICE}")
@@ -167,7 +171,7 @@ def binding_of(value: Any) -> Binding:
 
 
 def _check_weights(model: Any, path: Path) -> tuple[str, ...]:
-    """Return the names of the files of the graph's external weights; refuse one that is missing or too short."""
+    """Return the names of the files of external weights; refuse one that is missing or too short."""
     ends: dict[str, int] = {}
     for tensor in _tensors(model.graph):
         place = place_of(tensor, path)
@@ -202,17 +206,23 @@ def _tensors(graph: Any) -> Iterator[Any]:
         yield from (attribute.t for attribute in node.attribute if attribute.type == onnx.AttributeProto.TENSOR)
 
 
-def _attention_layers(graph: Any) -> int:
-    """Count softmaxes, cast or not, whose result a product reads, and ONNX's own Attention."""
-    readers: dict[str, list[Any]] = {}
+def readers_of(graph: Any) -> dict[str, list[tuple[Any, int]]]:
+    """Return the nodes that read each value, with its place among their inputs: MatMul(x, w) is (MatMul, 1) of w."""
+    readers: dict[str, list[tuple[Any, int]]] = {}
     for node in graph.node:
-        for name in node.input:
-            readers.setdefault(name, []).append(node)
+        for index, name in enumerate(node.input):
+            readers.setdefault(name, []).append((node, index))
+    return readers
+
+
+def _attention_layers(graph: Any) -> int:
+    """Return the number of softmaxes (with or without a cast) that a product reads, and of ONNX's Attention."""
+    readers = readers_of(graph)
 
     def weighs(name: str) -> bool:
         return any(
             node.op_type == "MatMul" or (node.op_type in ("Cast", "Identity") and weighs(node.output[0]))
-            for node in readers.get(name, [])
+            for node, _ in readers.get(name, [])
         )
 
     return sum(

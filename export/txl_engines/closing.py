@@ -1,7 +1,7 @@
-"""Fix an open B in a step's graph: the graph becomes the one that it was before export opened it.
+"""Fixes an open B in a step's graph: the graph becomes the one that it was before export opened it.
 
-For the bundle's own B that is the graph that was captured, so its engines equal those of a graph that was never open.
-The only difference: numbers that export had to compute from B may be in a different order.
+For the bundle's own B that is the captured graph, so engines are the same as from a graph that was never open. Only the
+order of numbers that export computed from B may differ.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from txl_engines.shapes import inferred, known_shapes
 
 
 def closed(model: Any, declared: Iterable[Any], program: Program) -> bytes:
-    """Close the open sizes of a graph, and return its bytes.
+    """Fix the batch size of a graph that leaves it open (`open_batch`); return the graph's bytes.
 
     Args:
         model: the graph; it is changed.
-        declared: types and shapes of inner values that the graph declared while B was open.
+        declared: types and shapes that the graph gave to inner values while its batch size was open.
         program: the program with its sizes fixed.
     """
     onnx, graph = import_onnx(), model.graph
@@ -32,7 +32,7 @@ def closed(model: Any, declared: Iterable[Any], program: Program) -> bytes:
     names, parts, written = dict[str, str](), [], set[str]()
     for node in graph.node:
         if node.op_type == "Slice" and _before(node.output[0]) and _same(sizes, node.input[0], node.output[0]):
-            names[node.output[0]] = node.input[0]  # the Slice returns its whole constant
+            names[node.output[0]] = node.input[0]  # the Slice takes the whole constant
             parts.append(node)
         elif node.op_type in ("Reshape", "Expand") and _before(node.input[1]) and node.input[1] in constants:
             tensor = constants[node.input[1]]
@@ -68,7 +68,7 @@ def closed(model: Any, declared: Iterable[Any], program: Program) -> bytes:
 
 
 def _before(name: str) -> str:
-    """Return the constant that a value stands in for, by its name; "" for other values."""
+    """Return the name of the constant that a value replaces, by the value's own name; "" for other values."""
     before, _, number = name.rpartition(OPENED)
     return before if not number or number.isdecimal() else ""
 
@@ -78,7 +78,7 @@ def _same(sizes: Mapping[str, tuple[int, ...]], one: str, other: str) -> bool:
 
 
 def _write_sizes(node: Any, tensor: Any, sizes: tuple[int, ...]) -> bool:
-    """Write known sizes in place of the 0 or -1 of a Reshape, or the 1 of an Expand; return True if they are known."""
+    """Write known sizes in place of the 0 or -1 of a Reshape, or the 1 of an Expand; return whether they were known."""
     onnx = import_onnx()
     numbers = onnx.numpy_helper.to_array(tensor)
     if len(sizes) != len(numbers) or not all(sizes):

@@ -1,8 +1,7 @@
-"""Parsing, building and examining with TensorRT 10.x, 11.x and TensorRT-RTX: the part of the libraries that builds.
+"""Parsing, building and examining with TensorRT 10.x, 11.x and TensorRT-RTX: everything about building.
 
 Besides this module only `txl_runtime.device.engines.library` and `running` touch the libraries' objects; `library` says
-how. Two more habits of the libraries shape this module: a network has to outlive its parser, and an exception raised in
-a callback is swallowed.
+how. Besides, a network must outlive its parser, and an exception in a callback is lost.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from txl_runtime.errors import BackendError
 
 
 class NodeError(NamedTuple):
-    """One complaint of the parser.
+    """One error of the parser.
 
     `node` is the node's index in the graph, or -1 if the parser does not give it. `function` is the parser's own
     function that complained: "importScatterElements" reads the nodes of that operator.
@@ -31,7 +30,7 @@ class NodeError(NamedTuple):
 
 @dataclass(frozen=True)
 class Network:
-    """A parsed graph, or the parser's complaints; and the objects that have to outlive it."""
+    """A parsed graph, or the parser's errors; and the objects that must stay alive as long as the network."""
 
     builder: Any
     network: Any
@@ -43,12 +42,12 @@ class Network:
 
 @dataclass(frozen=True)
 class Examined:
-    """A library's verdict on finished engine bytes.
+    """The result of checking an engine's bytes.
 
     Attributes:
         verified: the checks that the engine passed, for the sidecar.
-        problem: why the engine cannot be used; "" if it can, as far as this machine can check.
-        layers: the listing of its layers; "" if it could not be loaded.
+        problem: the reason why the engine cannot be used; "" if this machine finds none.
+        layers: the library's listing of its layers; "" if it could not be loaded.
         inputs, outputs: its bindings; empty if it could not be loaded.
     """
 
@@ -66,7 +65,7 @@ class Compiler:
         self.library = library
 
     def parse(self, data: bytes, path: str) -> Network:
-        """Parse a graph; external weights are looked for beside `path`."""
+        """Parse a graph; its external weights are in the folder of `path`."""
         trt, library = self.library.module, self.library
         builder = self._builder()
         network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
@@ -88,7 +87,7 @@ class Compiler:
         )
 
     def build(self, parsed: Network, gpus: Sequence[int], on_step: Callable[[], None]) -> Any:
-        """Build the engine, and return its bytes as an object with the buffer protocol; None if the builder failed.
+        """Build the engine; return its bytes as an object with the buffer protocol, None if the builder failed.
 
         Args:
             gpus: compute capabilities, e.g. (86, 89), if the library takes a list; empty for its default.
@@ -97,8 +96,8 @@ class Compiler:
         builder, network = parsed.builder, parsed.network
         config = builder.create_builder_config()
         config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
-        config.clear_flag(trt.BuilderFlag.TF32)  # on by default, which leaves fp32 products 10 bits of fraction
-        if library.facts.portable:  # without it the engine may allocate while it runs, which a graph cannot record
+        config.clear_flag(trt.BuilderFlag.TF32)  # on by default; it leaves fp32 products 10 bits of fraction
+        if library.facts.portable:  # else the engine may allocate while it runs, which a CUDA graph cannot record
             config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
         if library.facts.portable and gpus:
             known = trt.ComputeCapability.__members__
@@ -118,7 +117,7 @@ class Compiler:
         if problems is not None and "MALFORMED_ENGINE" in problems:
             return Examined(problem="its header is not an engine's (MALFORMED_ENGINE)")
         if problems is not None:
-            # The engine is for a different GPU or driver, or there is no driver at all: not the engine's fault.
+            # The engine is for a different GPU or driver, or this machine has no driver: not the engine's fault.
             reason = ", ".join(problems) or "no usable CUDA driver"
             return Examined(verified=(f"header (not loaded here: {reason})",))
         engine = runtime.deserialize_cuda_engine(memoryview(engine_bytes))
@@ -138,7 +137,7 @@ class Compiler:
         trt, library = self.library.module, self.library
         try:
             builder = trt.Builder(library.logger)
-        except TypeError:  # the Python bindings raise it if the library returns no builder
+        except TypeError:  # raised by the Python bindings if the library returns no builder
             builder = None
         if builder is None:
             raise BackendError(
@@ -151,8 +150,8 @@ class Compiler:
 def _give_attention_its_keys(trt: Any, layers: Sequence[Any]) -> None:
     """Remove the products with 1 that the parser puts before the queries and keys of an attention of scale 1.
 
-    The compiler would drop the product, but still copy the keys. Besides, allow an attention for which the library has
-    no kernel to become several layers, which the library forbids by default.
+    The compiler would drop the product, but still copy the keys. Besides, let attentions without a kernel become
+    several layers, which the library forbids by default.
     """
     attentions = [layer for layer in layers if layer.type == trt.LayerType.ATTENTION_INPUT]
     if not attentions:
@@ -168,13 +167,13 @@ def _give_attention_its_keys(trt: Any, layers: Sequence[Any]) -> None:
             factor = _times_one(trt, found, found.get(tensor.name))
             if factor is not None:
                 boundary.set_input(index, factor)
-        boundary.__class__ = trt.IAttentionInputLayer  # the bindings return the base class of all layers
+        boundary.__class__ = trt.IAttentionInputLayer  # the bindings return every layer as the base class
         attention = boundary.attention
         attention.decomposable = True
 
 
 def _times_one(trt: Any, found: Mapping[str, Any], product: Any) -> Any:
-    """Return the tensor that a layer multiplies by a constant 1, cast or not; None if the layer does something else."""
+    """Return the tensor that a layer multiplies by a constant 1 (maybe cast); None if the layer does something else."""
     if product is None or product.type != trt.LayerType.ELEMENTWISE:
         return None
     product.__class__ = trt.IElementWiseLayer
@@ -191,20 +190,20 @@ def _times_one(trt: Any, found: Mapping[str, Any], product: Any) -> Any:
 
 def _observer(trt: Any, on_step: Callable[[], None]) -> Any:
     class Observer(trt.IProgressMonitor):  # type: ignore[misc, name-defined, unused-ignore]
-        """A counter of steps. The library does not keep to the totals that it announces, so they are not used."""
+        """Counts steps. The library's announced totals are not used, because it does not keep to them."""
 
         def __init__(self) -> None:
             trt.IProgressMonitor.__init__(self)
 
         def phase_start(self, name: str, parent: str | None, steps: int) -> None:
-            """Nothing to do."""
+            """Do nothing."""
 
         def step_complete(self, name: str, step: int) -> bool:
             on_step()
             return True
 
         def phase_finish(self, name: str) -> None:
-            """Nothing to do."""
+            """Do nothing."""
 
     return Observer()
 

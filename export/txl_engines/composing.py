@@ -1,20 +1,19 @@
-"""Compose the whole programs that engines are built from out of the graphs of a bundle.
+"""Composes the graphs of whole programs, from which engines are built, from the graphs of a bundle.
 
-A program of kind "step" returns everything that its model returns, so its graph is built as it is, with B fixed if the
-graph leaves it open. If a bundle has layers and softmax in separate graphs, the layers for one segment length are
-followed by the softmax:
+A program of kind "step" returns everything that its model returns, so its graph is used as it is; only an open B is
+fixed. If a bundle has layers and softmax in separate graphs, they are joined for one segment length:
 
     logprobs   float32 [B, L, V]: of all positions
     last       float32 [B, V]: of each sequence's last valid position; the row of an idle sequence is undefined
-    next       temperature float32 [B] → as last, and the inputs of most draws from that position (below)
-    score      targets int32 [B, L] → nll float32 [B, L]; targets of padding may be anything
+    next       temperature float32 [B] → like last, and outputs that are enough for most draws (below)
+    score      targets int32 [B, L] → nll float32 [B, L]; padding may have any targets
 
 The layers of a ring come from a graph whose segment length is open and is fixed here. The layers of rolled memory are
 cut out of the whole program that the CPU runs. The softmax is the bundle's head and tails. A score reads one column of
 the head and one of each tail, those of the target's word or cluster, and then selects among them. So no value is as
 wide as a vocabulary of several clusters, and there is no control flow.
 
-A `next` returns, besides the row of log-probabilities, for each part of the softmax (the head's words, each tail)
+A `next` also returns, for each part of the softmax (the head's words, and each tail):
 
     <part>.ids, <part>.values   int32 and float32 [B, K], the best words and their log-probabilities within the part
     sums                        float32 [B, parts], the sum of exp((value - best of the part) / temperature)
@@ -45,28 +44,31 @@ from txl_engines.shapes import fix_sizes
 from txl_engines.weaving import Weaver
 
 HIDDEN = "hidden"
-"""Name of the value that the softmax reads."""
+"""Name of the value in the layers' graph that the softmax reads."""
 BEST = 257
-"""Words of each part that a `next` returns: 256, and one more, whose value shows if the 256th is tied."""
+"""Number of words of each part that a `next` returns: 256, and one more, whose value shows whether the 256th is
+tied."""
 SHORT_ROW = 1024
-"""Entries of a row of log-probabilities that costs hardly more to fetch than the best words of its parts."""
+"""Number of entries up to which fetching a whole row of log-probabilities costs about as much as the best words
+alone."""
 COLDEST = 1e-30
-"""The lowest temperature: float32 differences divided by it stay finite, and exp of each but 0 is 0."""
+"""Lowest temperature: float32 differences divided by it stay finite, and exp of each is 0, except for a difference of
+0."""
 
 
 def whole_programs(manifest: Manifest, update: str) -> tuple[Program, ...]:
     """Return the programs that engines are built from.
 
-    For a bundle of steps these are the steps; for others, logprobs for every L, and last and score for the longest L.
-    L = 1 has no `last`: its only position is the last one, so it would equal `logprobs`. A large vocabulary has `next`
-    in place of `last`, for the longest L and for L = 1. All of them exist for every B that the manifest names; the
-    names of those of a smaller B end with it, e.g. "-b1".
+    For a bundle of steps these are the steps; for others, logprobs for every L, and last and score for the longest L. L
+    = 1 has no `last`: its only position is the last one, so it would equal `logprobs`. A large vocabulary has `next` in
+    place of `last`, for the longest L and for L = 1. Each exists for every B in the manifest; names for a smaller B end
+    with it, e.g. "-b1".
 
     Raises:
         UsageError: a step reads a state with an open number of rows.
     """
     own = (program for program in manifest.programs if program.update == update and program.kind == "step")
-    steps = tuple(msgspec.structs.replace(program, open_batch=False) for program in own)  # an engine has one B
+    steps = tuple(msgspec.structs.replace(program, open_batch=False) for program in own)  # engines have a fixed B
     if steps:
         _check_sizes(steps)
         return steps
@@ -102,7 +104,7 @@ def _check_sizes(programs: Sequence[Program]) -> None:
 
 
 def _whole_program(manifest: Manifest, kind: str, length: int, update: str) -> Program:
-    """Return the program of a kind; if the bundle has none, derive it from its layers and that kind's result."""
+    """Return the program of a kind: the bundle's own, or one made from its layers and that kind's results."""
     layers = _layers(manifest, length, update)
     if layers.kind == kind:
         return layers
@@ -136,7 +138,7 @@ def _whole_program(manifest: Manifest, kind: str, length: int, update: str) -> P
 
 
 def _parts(clusters: Sequence[tuple[int, int]], batch: int) -> tuple[TensorSpec, ...]:
-    """List the outputs that a `next` has for the parts of the softmax, e.g. "head.ids" int32 [B, K]."""
+    """Return the outputs of a `next` for the parts of the softmax, e.g. "head.ids" int32 [B, K] for K best words."""
     specs, tails = [], len(clusters) - 1
     for part, (first, last) in zip(_part_names(tails), clusters, strict=True):
         shape = (batch, min(BEST, last - first))
@@ -147,17 +149,17 @@ def _parts(clusters: Sequence[tuple[int, int]], batch: int) -> tuple[TensorSpec,
 
 
 def _part_names(tails: int) -> tuple[str, ...]:
-    """Return the parts of the softmax under the names of the bundle's programs, e.g. ("head", "tail.1")."""
+    """Return the names of the softmax's parts, which are the bundle's programs, e.g. ("head", "tail.1")."""
     return ("head", *(f"tail.{cluster}" for cluster in range(1, tails + 1)))
 
 
 def _layers(manifest: Manifest, length: int, update: str) -> Program:
-    """Find the bundle's own program for segments of a length."""
+    """Return the bundle's own program for segments of a length."""
     return next(p for p in manifest.programs if (p.update, p.segment_length) == (update, length))
 
 
 def _read(bundle: Bundle, program: Program) -> bytes:
-    """Read a graph of the bundle under the same checks that loading the bundle makes."""
+    """Read a graph of the bundle with the checks that loading the bundle makes."""
     data = bundle.read(program.file)
     refuse_unfit(data, str(bundle.file(program.file)), program, bundle.manifest, ADVICE)
     return data
@@ -183,6 +185,12 @@ def compose(bundle: Bundle, program: Program) -> bytes:
         return closed(model, opened.graph.value_info, program)
     if program.kind == source.kind:
         return Weaver(model, path, {spec.name for spec in program.outputs}).finish(program)
+    read = next(other.inputs[0].shape[-1] for other in bundle.manifest.programs if other.kind == "head")
+    if program.update == "rolled" and read != bundle.manifest.config.d_model:
+        raise UsageError(
+            f"{bundle.path}: was exported with --features, which engines of rolled memory do not return; export it "
+            "again without"
+        )
     if not any(HIDDEN in node.output for node in model.graph.node):
         raise BundleError(f"{path}: no value is called {HIDDEN}, expected what the softmax takes; {ADVICE}")
     states = {spec.name for spec in source.outputs[1:]}
@@ -192,7 +200,7 @@ def compose(bundle: Bundle, program: Program) -> bytes:
 
 
 class _Softmax:
-    """The part of a program that follows its layers."""
+    """Adds the softmax to a program's layers."""
 
     def __init__(self, bundle: Bundle, program: Program, weaver: Weaver) -> None:
         self._bundle, self._program, self._weaver = bundle, program, weaver
@@ -201,7 +209,7 @@ class _Softmax:
         self._clusters = bundle.manifest.clusters
 
     def add(self) -> None:
-        """Add the softmax to the graph."""
+        """Add the softmax, with the program's outputs, to the graph."""
         weaver, batch, length = self._weaver, self._batch, self._length
         hidden = HIDDEN
         if self._half and self._program.update == "rolled":
@@ -226,11 +234,11 @@ class _Softmax:
         return weaver.add("Gather", rows, weaver.add("Add", last, weaver.constant(firsts)), axis=0)
 
     def _parts(self, rows: str) -> list[str]:
-        """Compute head and tails: [n, D] → [n, words] each; the head's last columns are the further clusters."""
+        """Compute head and tails: [n, D] → [n, words] each; the head's last columns belong to the further clusters."""
         return [self._part(kind, rows) for kind in _part_names(len(self._clusters) - 1)]
 
     def _logprobs(self, parts: Sequence[str], out: str = "") -> str:
-        """Join the parts to log-probabilities of the vocabulary [n, V]."""
+        """Join the parts to log-probabilities of the whole vocabulary, [n, V]."""
         weaver, (head, *tails), words = self._weaver, parts, self._clusters[0][1]
         if not tails:
             return weaver.add("Identity", head, out=out) if out else head
@@ -240,7 +248,7 @@ class _Softmax:
         return weaver.add("Concat", *columns, axis=1, out=out)
 
     def _best(self, parts: Sequence[str]) -> None:
-        """Add the best words of each part, the sums at a temperature, and the further clusters."""
+        """Add the outputs of a `next`: best words of each part, sums at a temperature, and the further clusters."""
         weaver, tails, (_, words) = self._weaver, len(self._clusters) - 1, self._clusters[0]
         warm = weaver.add("Max", "temperature", weaver.constant(np.array(COLDEST, np.float32)))
         warm, sums = weaver.reshape(warm, self._batch, 1), []
@@ -264,7 +272,7 @@ class _Softmax:
         targets = weaver.reshape("targets", self._batch * self._length, 1)
         targets = weaver.add("Max", weaver.add("Min", targets, weaver.int32(last)), weaver.int32(0))
         inside = {}
-        column = targets  # of the head: the word's, or that of the last cluster that begins at or before the word
+        column = targets  # in the head: the word's, or that of the last cluster that begins at or before the word
         for cluster, (first, _) in list(enumerate(self._clusters))[1:]:
             begun = weaver.add("GreaterOrEqual", targets, weaver.int32(first))
             column = weaver.add("Where", begun, weaver.int32(words + cluster - 1), column)
@@ -282,15 +290,15 @@ class _Softmax:
         return weaver.add("Neg", found)
 
     def _width(self) -> int:
-        """Return D, the width of the rows that the softmax reads."""
+        """Return the width of the rows that the softmax reads, D."""
         return int(self._find("head").inputs[0].shape[-1])
 
     def _find(self, kind: str) -> Program:
-        """Find the bundle's program of a part of the softmax."""
+        """Return the bundle's program of a part of the softmax."""
         return next(program for program in self._bundle.manifest.programs if program.kind == kind)
 
     def _part(self, kind: str, rows: str) -> str:
-        """Append the bundle's program of a kind with `rows` as its input, and return the name of its result."""
+        """Append the bundle's program of a kind with `rows` as input; return the name of its result."""
         found = self._find(kind)
         path = self._bundle.file(found.file)
         model = decode_graph(_read(self._bundle, found), path)

@@ -1,13 +1,13 @@
-"""Turn weights into inputs of a graph, so that all engines of a bundle read one copy of them on the device.
+"""Turns weights into inputs of a graph, so that all engines of a bundle read one copy on the device.
 
-A library copies a graph's weights into each engine. An input is not in the engine: the runtime lays it out once and
-passes its address to every engine. The choice of weights and their layout follow from what the compiler of TensorRT-RTX
-does with them (docs/measurements/rtx.md has the counts):
+A library copies a graph's weights into each engine. An input is outside: the runtime stores it once and passes its
+address to every engine. Which weights become inputs, and in which layout, depends on TensorRT-RTX's compiler
+(docs/measurements/rtx.md has the counts):
 
 * A matrix that a product reads is passed transposed, as [out, in], with a Transpose in the graph. The compiler itself
   has this layout for a step of one position. A matrix passed as [in, out] would be copied whole in each step.
-* A table whose rows are gathered, and the matrix of a Gemm that is [out, in] already, are passed as they are. One that
-  is both becomes two inputs with one address; as a single input it would be copied.
+* A table whose rows are gathered, and the matrix of a Gemm that is [out, in] already, are passed unchanged. A weight
+  that is both becomes two inputs with one address; a single input would be copied.
 * Vectors and small matrices stay in the engine, since each of them as an input adds a kernel.
 * A matrix of an odd size that a product reads stays in the engine: the compiler makes the size even, once for a weight
   of its own and in each step for an input. A weight that the graph transposes, slices or joins before a product reads
@@ -22,29 +22,27 @@ from copy import deepcopy
 from typing import Any, Literal, get_args
 
 import msgspec
-from txl_runtime.device.engines.sidecar import GivenWeight
+from txl_runtime.bundle.engines.sidecar import GivenWeight
 
-from txl_engines.checking import Graph, binding_of, decode_graph, import_onnx, outside, place_of
+from txl_engines.checking import Graph, binding_of, decode_graph, import_onnx, place_of, readers_of
 
 LEAST_BYTES = 1 << 16
-"""Bytes from which on a weight becomes an input; each smaller one would cost a kernel."""
+"""Least size in bytes of a weight that becomes an input; each smaller one would cost a kernel."""
 Use = Literal["gathered", "linear", "turned"]
-"""Reader of a weight: "gathered" takes rows; "linear" a Gemm's [out, in]; "turned" a product's, by a Transpose."""
+"""Ways to read a weight: "gathered": rows are taken. "linear": as [out, in] by a Gemm. "turned": by a product, after a
+Transpose."""
 BACK = ".back"
 ENDS = (*get_args(Use), f"turned{BACK}")
 """Suffixes of the names of new values."""
 
 
 def give_weights(graph: Graph, file: str) -> Graph:
-    """Turn the graph's large weights of one file into inputs behind its own; its `sha256` stays."""
+    """Turn the graph's large weights in one file into inputs, after those that it has; its `sha256` remains."""
     onnx, model = import_onnx(), decode_graph(graph.data, graph.path)
-    readers: dict[str, list[tuple[Any, int]]] = {}
-    for node in model.graph.node:
-        for index, name in enumerate(node.input):
-            readers.setdefault(name, []).append((node, index))
+    readers = readers_of(model.graph)
     returned = {value.name for value in model.graph.output}
     taken = readers.keys() | {name for node in model.graph.node for name in node.output}
-    given, kept, turns = list[GivenWeight](), list[Any](), list[Any]()
+    given, kept, turns, gone = list[GivenWeight](), list[Any](), list[Any](), 0
     for tensor in model.graph.initializer:
         location, offset, size = place_of(tensor, graph.path) or ("", 0, 0)
         real = tensor.data_type in (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
@@ -54,6 +52,7 @@ def give_weights(graph: Graph, file: str) -> Graph:
         if not (real and free and location == file and size >= LEAST_BYTES and _read_in_place(tensor.dims, found)):
             kept.append(deepcopy(tensor))
             continue
+        gone += size
         for use in dict.fromkeys(found):
             name, shape = f"{tensor.name}.{use}", tuple(tensor.dims)
             result, turned = name, use == "turned"
@@ -75,12 +74,12 @@ def give_weights(graph: Graph, file: str) -> Graph:
         field.extend(values)
     data = model.SerializeToString(deterministic=True)
     names = tuple((node.name, node.op_type) for node in nodes)
-    held = outside(kept, graph.path)
-    return dataclasses.replace(graph, data=data, nodes=names, given=tuple(given), weight_bytes=held)
+    held = graph.weight_bytes - gone
+    return dataclasses.replace(graph, data=data, nodes=names, given=(*graph.given, *given), weight_bytes=held)
 
 
 def _use(node: Any, place: int) -> Use | None:
-    """Return the way in which a node reads a weight; None if the weight would be copied."""
+    """Return how a node reads a weight; None if an input would be copied."""
     flags = {attribute.name: attribute.i for attribute in node.attribute}
     if node.op_type == "MatMul" and place == 1:
         return "turned"
@@ -90,6 +89,11 @@ def _use(node: Any, place: int) -> Use | None:
 
 
 def _read_in_place(shape: Sequence[int], uses: Sequence[Use | None]) -> bool:
-    """Return True if the compiler copies nothing of a weight that is an input for these uses."""
-    odd = any(size % 2 for size in shape[-2:]) and set(uses) != {"gathered"}
+    """Return whether the compiler copies nothing of a weight that is an input with these uses."""
+    odd = is_odd(shape) and set(uses) != {"gathered"}
     return bool(uses) and None not in uses and len(shape) > 1 and not odd
+
+
+def is_odd(shape: Sequence[int]) -> bool:
+    """Return whether a product's matrix has an odd size, so that the compiler would copy it as an input."""
+    return any(size % 2 for size in shape[-2:])

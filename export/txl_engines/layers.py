@@ -1,4 +1,4 @@
-"""Read the layers that a compiler made of a graph from the listing that a builder logs and an inspector returns."""
+"""Reads the layers of an engine from the listing that a builder logs and an inspector returns."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 FUSED_ATTENTION = ("_mha_v", "fmha")
-"""Parts of the names of kernels that compute a whole attention: scores, bias, softmax and the sum over values."""
+"""Parts of names of kernels that compute a whole attention: scores, bias, softmax and the sum of values."""
 NOT_KERNELS = frozenset({"signal", "wait", "shape_call", "noop", "constant", "cjmp"})
-"""Kinds of layer that start no work on the device."""
+"""Layer types that start no work on the device."""
 COUNTING = frozenset({"memset", "add"})
-"""Kinds that start no work if they write one whole number: a counter or an index into memory, which the host keeps."""
+"""Layer types that start no work if they write a single integer, e.g. a counter, which the host keeps."""
 REGION = "ForeignNode["
-"""Part of the name of a layer of any number of kernels, which a listing of TensorRT need not name."""
-SIZES = {"Float": 4, "Int32": 4, "Half": 2, "BFloat16": 2, "Bool": 1, "Int64": 8}
-"""Bytes per element of the types that listings name."""
+"""Part of the name of a layer that stands for any number of kernels, which TensorRT's listing need not name."""
+SIZES = {"Float": 4, "Int32": 4, "Half": 2, "BFloat16": 2, "Bool": 1, "Int8": 1, "FP8": 1, "Int64": 8}
+"""Bytes per element of each type in listings."""
 
 _ROW = re.compile(r"^\s*Name: (?P<name>.*?), LayerType: (?P<kind>[^,\s]+)(?P<rest>.*)$", re.MULTILINE)
 _INPUTS = re.compile(r", Inputs: \[(.*?)\], (?:Constants|Outputs): \[")
@@ -35,7 +35,7 @@ class Operand(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Return its size."""
+        """Size in bytes."""
         return math.prod(self.shape) * SIZES.get(self.dtype, 4)
 
 
@@ -50,30 +50,31 @@ class Kernel:
 
     @property
     def attends(self) -> bool:
-        """Return True if it computes a whole attention."""
+        """True if the kernel computes a whole attention."""
         return any(mark in self.name for mark in FUSED_ATTENTION)
 
     def reads(self, names: Collection[str]) -> frozenset[str]:
-        """Return those of the named tensors that it reads."""
+        """Return those of `names` that the kernel reads."""
         return frozenset(tensor.name for tensor in self.inputs if tensor.name in names)
 
     def writes(self, names: Collection[str]) -> frozenset[str]:
-        """Return those of the named tensors that it writes."""
+        """Return those of `names` that the kernel writes."""
         return frozenset(tensor.name for tensor in self.outputs if tensor.name in names)
 
     def copies(self, names: Collection[str]) -> bool:
-        """Return True if it only copies or reorders some of these tensors."""
+        """Return whether the kernel only copies or reorders tensors in `names`."""
         return bool(self.inputs) and not self.attends and all(tensor.name in names for tensor in self.inputs)
 
 
 @dataclass(frozen=True)
 class LayerReport:
-    """The counts over a program's layers, as `Sidecar` has them.
+    """Counts of an engine's layers, for `Sidecar`.
 
     Attributes:
-        kernels: number of layers that start work on the device, those in a loop once; None if no listing has them all.
+        kernels: number of layers that start work on the device (in a loop counted once); None if the listing is
+            incomplete.
         rows: each layer's name and kind.
-        fused: number of fused attentions, by the kernel's name.
+        fused: number of fused attentions by name of kernel.
         read_in_place: number of states that a fused attention or a product reads in place.
         copying: number of kernels that only copy states.
     """
@@ -86,14 +87,14 @@ class LayerReport:
 
     @property
     def fused_attention(self) -> int:
-        """Return the number of attention layers that became one kernel each."""
+        """The number of attention layers that became one kernel each."""
         return sum(self.fused.values())
 
 
 def read_layers(listing: str, states: Collection[str] = ()) -> LayerReport:
     """Count the rows "Name: …, LayerType: …" of a listing at DETAILED verbosity.
 
-    `states` names the graph's inputs and outputs of memory that is updated in place.
+    `states`: names of inputs and outputs of memory that is updated in place.
     """
     rows = tuple((match["name"], match["kind"]) for match in _ROW.finditer(listing))
     if not rows:

@@ -1,4 +1,4 @@
-"""Put the libraries' error messages into sentences that advise a user."""
+"""Turns the libraries' error messages into sentences that advise a user."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from txl_engines.checking import Graph
 from txl_engines.compiler import NodeError
 
 LONGEST = 400
-"""Most characters of a library's message that a user is shown."""
+"""Maximum number of characters of a library's message that are shown."""
 
 KNOWN: tuple[tuple[str, str], ...] = (
     (
@@ -58,24 +58,24 @@ KNOWN: tuple[tuple[str, str], ...] = (
         r"plugin registry|Unsupported (?:reduction|attribute|node)|^not supported$",
         "expected operators that this library has; write the step with others, or run it with --backend cpu",
     ),
-    # Last, because a machine without a driver gives this along with every other complaint.
+    # Last, because without a driver this message accompanies every other one.
     (
         r"cudaError 35|CUDA initialization failure|CUDA driver version is insufficient",
         "expected an NVIDIA GPU and its driver; build on the machine that will run the engine",
     ),
 )
-"""Pattern in a message → what was expected, and what to do. The first pattern that matches decides."""
+"""Pattern of a message → what was expected, and what to do. The first matching pattern counts."""
 
 UNKNOWN = "expected it to build; see the troubleshooting table in docs/engines.md, and report it if it is not there"
 
 
 def explain_parse(errors: Sequence[NodeError], graph: Graph, title: str) -> str:
-    """Explain a parser's first complaint: the fault, the node, and what a user can do."""
+    """Explain a parser's first error: the fault, the node, and what to do."""
     if not errors:
         return f"{graph.path}: {title} cannot read it and does not say why; {UNKNOWN}"
     error = errors[0]
     text = _plain(error.text)
-    if text == "false":  # the condition that failed, without any message
+    if text == "false":  # the failed condition, without a message
         text = "not supported"
     where, operator = "", re.sub("^(?:import|check)", "", error.function)
     if 0 <= error.node < len(graph.nodes):
@@ -93,7 +93,7 @@ def explain_build(said: str, graph: Graph, title: str) -> str:
     if not lines:
         return f"{graph.path}: {title} built nothing and does not say why; {UNKNOWN}"
     telling, advice = _telling(lines)
-    if advice is UNKNOWN and len(lines) > 1:  # the last line of a crash names its cause
+    if advice is UNKNOWN and len(lines) > 1:  # after a crash the last line names the cause
         telling = f"{telling}: {lines[-1].strip()}"
     named = next((name for name, _ in graph.nodes if name and re.search(rf"\b{re.escape(name)}\b", telling)), None)
     where = f"node {named!r}: " if named else ""
@@ -101,7 +101,7 @@ def explain_build(said: str, graph: Graph, title: str) -> str:
 
 
 def _telling(lines: Sequence[str]) -> tuple[str, str]:
-    """Return the most informative line, and the advice for it. The last line often says only that nothing was built."""
+    """Return the most informative line and its advice: the last line often says only that nothing was built."""
     for pattern, advice in KNOWN:
         for line in lines:
             if re.search(pattern, line):
@@ -110,18 +110,18 @@ def _telling(lines: Sequence[str]) -> tuple[str, str]:
 
 
 NOISE = (
-    r"\s*\[checkMacros\S+\] Error Code 1: Cuda Runtime \([^()]*\(cudaError 35[^)]*\)\)",  # no driver
+    r"\s*\[checkMacros\S+\] Error Code 1: Cuda Runtime \([^()]*\(cudaError 35[^)]*\)\)",  # the machine has no driver
     r"\s*\[checkMacros\S+\] Error Code 1: Cuda Runtime \(cudaError 35[^)]*\)",
-    r"\s*\(?In \w[\w:]* at \S+?:\d+\)?",  # file and line in the library's own sources
+    r"\s*\(?In \w[\w:]* at \S+?:\d+\)?",  # file and line in the library's sources
     r"\[\w+\.\w+:\d+: \w+\]\s*",
     r"^Invalid Node - \S+\s+",
     r"^\w+ && ",
 )
-"""Parts of messages that help no user."""
+"""Parts of messages that do not help users."""
 
 
 def _plain(text: str) -> str:
-    """Reduce a message to one line, without noise and without the names of the library's own functions around it."""
+    """Reduce a message to one line, without noise and without the library's internal function names around it."""
     line = " ".join(text.split())
     cleared = line
     for pattern in NOISE:

@@ -1,8 +1,8 @@
-"""Publish new engine files in a bundle: all of them or none, while the bundle stays loadable at every moment.
+"""Publishes new engine files in a bundle: all or none, and the bundle can be loaded at every moment.
 
-Files grow in a hidden folder of the bundle and are then renamed. A bundle with a listed file missing would not load, so
-the manifest first drops the engines that are to be replaced, and lists the new ones last. Each of these steps is synced
-to the disk before the next one begins, so that a power cut does no more harm than a kill.
+Files are written into a hidden folder of the bundle and then renamed. A bundle with a listed file missing would not
+load, so the manifest first drops the engines that are replaced, and lists the new ones at the end. Each of these steps
+is flushed to the disk before the next, so a loss of power does no more harm than a kill.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ import msgspec
 from txl_runtime.bundle.encoding import file_sha256
 from txl_runtime.bundle.manifest import decode_manifest
 from txl_runtime.bundle.reading import MANIFEST
-from txl_runtime.bundle.writing import sync_folder, write_file
+from txl_runtime.bundle.writing import write_file
 from txl_runtime.errors import BackendError, BundleError, TxlError, UsageError
+from txl_runtime.system import sync_folder
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -32,7 +33,7 @@ LOCK = ".building.lock"
 
 
 class Staging:
-    """The files on their way into a bundle. `publish` moves all of them to their names."""
+    """New files of a bundle in a hidden folder; `publish` gives all of them their names."""
 
     def __init__(self, bundle: Path, folder: Path, manifest: bytes) -> None:
         self._bundle, self._folder, self._manifest = bundle, folder, manifest
@@ -40,25 +41,25 @@ class Staging:
         self._dropped: set[str] = set()
 
     def reserve(self, name: str) -> Path:
-        """Return the path at which to write a file that `publish` will name `name`."""
+        """Return the path for writing a file that `publish` will call `name`."""
         path = self._folder / f"{len(self._files)}-{Path(name).name}"
         self._files[name] = path
         return path
 
     def place(self, name: str, data: bytes) -> None:
-        """Write a file that `publish` will name `name`."""
+        """Write a file that `publish` will call `name`."""
         write_file(self.reserve(name), data)
 
     def drop(self, name: str) -> None:
-        """Remove a file from the bundle when the others are published."""
+        """Remove a file from the bundle at the next `publish`."""
         self._dropped.add(name)
 
     def publish(self) -> None:
-        """Rename every file to its name, list them in the manifest, and remove the dropped ones.
+        """Rename every file to its name, list all in the manifest, and remove the dropped ones.
 
         Raises:
-            BundleError: the bundle changed in the meantime.
-            TxlError: the disk failed half-way; the next build lists what is then unlisted.
+            BundleError: the bundle has changed since `staging` began.
+            TxlError: the disk failed half-way; the next build lists engines that are left unlisted.
         """
         if not self._files and not self._dropped:
             return
@@ -73,7 +74,7 @@ class Staging:
         document = msgspec.json.decode(self._manifest)
         listed: dict[str, Any] = document["files"]
         kept = {name: record for name, record in listed.items() if name not in {*records, *self._dropped}}
-        # Everything that needs room or rights is done before the bundle changes; only renames are left.
+        # Do everything that needs space or rights before the bundle changes: only renames follow.
         forgets = None if len(kept) == len(listed) else self._written("forgets", document | {"files": kept})
         lists = self._written("lists", document | {"files": dict(sorted((kept | records).items()))})
         finals = [self._bundle / name for name in records]
@@ -91,11 +92,11 @@ class Staging:
                     "be unlisted; build again"
                 ) from None
             for name in self._dropped:
-                with contextlib.suppress(OSError):  # it is unlisted; Windows keeps a file that a process has open
+                with contextlib.suppress(OSError):  # already unlisted; Windows keeps a file that a process has open
                     (self._bundle / name).unlink()
 
     def _written(self, name: str, document: Mapping[str, Any]) -> Path:
-        """Write a manifest into the hidden folder, and return its path."""
+        """Write a manifest into the hidden folder; return its path."""
         data = msgspec.json.format(msgspec.json.encode(document))
         decode_manifest(data, MANIFEST)
         path = self._folder / f"{name}-{MANIFEST}"
@@ -103,7 +104,7 @@ class Staging:
         return path
 
     def _rename(self, names: Sequence[tuple[Path, Path]]) -> None:
-        """Rename files, and sync their folders to the disk, with those above: they may be new as well."""
+        """Rename files, then flush their folders and the folders above to the disk, which may be new, too."""
         for path, final in names:
             path.replace(final)
         for folder in {above for _, final in names for above in final.parents if above.is_relative_to(self._bundle)}:
@@ -112,12 +113,12 @@ class Staging:
 
 @contextlib.contextmanager
 def staging(bundle: Path) -> Iterator[Staging]:
-    """Yield a place to put new files of a bundle; those that were not published are removed afterwards.
+    """Yield a `Staging` for new files of a bundle; files that are not published are removed afterwards.
 
-    A lock keeps other builds out, and ends with the process. Leftovers of killed builds are removed.
+    A lock, which ends with the process, keeps other builds out. Leftovers of killed builds are removed.
 
     Raises:
-        UsageError: a second build is at work on the bundle, or its folder cannot be written to.
+        UsageError: another build is running on the bundle, or its folder cannot be written to.
         TxlError: the disk is full.
     """
     with _lock(bundle):
@@ -139,10 +140,10 @@ def staging(bundle: Path) -> Iterator[Staging]:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder as far as possible. An interrupt that arrives meanwhile is raised when the folder is gone."""
+    """Remove a folder as far as possible; an interrupt during the removal is raised after it."""
     try:
         shutil.rmtree(folder, ignore_errors=True)
-    except OSError:  # rmtree does not ignore every OSError, and turns some interrupts into one
+    except OSError:  # rmtree lets some OSErrors through, and turns some interrupts into one
         with contextlib.suppress(OSError):
             shutil.rmtree(folder, ignore_errors=True)
     except BaseException:
@@ -152,9 +153,9 @@ def _remove(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Delay interrupts until the renames are done: in between, neither old engines nor new ones are listed."""
+    """Delay interrupts until the renames are done: in between, neither old nor new engines are listed."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # signals reach the main thread only
+        yield  # signals reach only the main thread
         return
     arrived: list[int] = []
     before = {
@@ -196,14 +197,14 @@ def _lock(bundle: Path) -> Iterator[None]:
     finally:
         try:
             _unlock(lock)
-        except BaseException:  # an interrupt arrived while the lock was being released
+        except BaseException:  # an interrupt during the release of the lock
             _unlock(lock)
             raise
 
 
 def _unlock(lock: BaseFileLock) -> None:
-    """Delete a lock's file while holding the lock, which an interrupt may have prevented; then release the lock."""
-    with contextlib.suppress(OSError, NotImplementedError):  # Windows deletes the file on release
+    """Delete a lock's file while holding the lock, which an interrupt may have released; then release the lock."""
+    with contextlib.suppress(OSError, NotImplementedError):  # Windows deletes the file when the lock is released
         lock.acquire(timeout=0)
         Path(lock.lock_file).unlink(missing_ok=True)
     lock.release(force=True)

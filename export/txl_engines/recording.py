@@ -1,4 +1,4 @@
-"""Record in the sidecars of a bundle's engines the checks that they passed, and the devices."""
+"""Records in the sidecars of a bundle's engines which checks they passed, and on which device."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+from txl_runtime.bundle.engines.sidecar import TARGETS, Target, engine_path, read_sidecar, sidecar_path
 from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.device.backend import DeviceBackend
-from txl_runtime.device.engines.sidecar import TARGETS, Target, engine_path, read_sidecar, sidecar_path
 from txl_runtime.errors import TxlError
 from txl_runtime.model import Model
 
@@ -16,10 +16,10 @@ from txl_engines.publishing import staging
 
 
 def record_pass(model: Model) -> tuple[str, ...]:
-    """Record that the engines which a model runs passed the self-test on its device.
+    """Record that a model's engines passed the self-test on its device.
 
     Returns:
-        The names of their programs; empty if the model runs on the CPU, which has no engines.
+        The names of the engines' programs; () if the model runs on the CPU.
 
     Raises:
         TxlError: the bundle cannot be written to.
@@ -27,16 +27,16 @@ def record_pass(model: Model) -> tuple[str, ...]:
     backend = model.backend
     if not isinstance(backend, DeviceBackend):
         return ()
-    programs = tuple(backend.executables)  # of every B: the self-test ran all of them
+    programs = tuple(backend.executables)  # engines of every B, because the self-test runs all
     target = next(target for target in TARGETS if target == backend.name)
     record_verification(model.bundle.path, target, programs, f"self-test on {backend.device.title}")
     return programs
 
 
 def record_verification(path: str | Path, target: Target, programs: Sequence[str], where: str) -> None:
-    """Record in the sidecars of some engines that they passed a check; an existing note is not repeated.
+    """Record in the sidecars of engines that they passed a check; a note that exists is not repeated.
 
-    `target` is the backend that ran the engines; `where` names the check and the device: "self-test on Orin, SM 87".
+    `target`: the backend that ran them. `where`: the check and the device, e.g. "self-test on Orin, SM 87".
 
     Raises:
         TxlError: an engine is missing, or the bundle cannot be written to.

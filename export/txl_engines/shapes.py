@@ -1,4 +1,4 @@
-"""Fix the open sizes of a graph; no node of the result computes a shape."""
+"""Fixes the open sizes of a graph, so that no node computes a shape."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 from txl_engines.checking import import_onnx
 
 MOST_VALUES = 1 << 16
-"""Larger results are not folded into constants: 64 Ki values are at most 512 KiB in the graph."""
+"""Maximum number of values of a result that is folded into a constant: 64 Ki values are at most 512 KiB in the
+graph."""
 
 
 def fix_sizes(model: Any, sizes: Mapping[str, int]) -> Any:
-    """Fix a graph's open sizes by name, e.g. {"segment": 16}; what follows from the sizes alone becomes a constant."""
+    """Fix a graph's open sizes by name, e.g. {"segment": 16}; values that depend only on sizes become constants."""
     fixed = deepcopy(model)
     graph = fixed.graph
     for value in (*graph.input, *graph.output):
@@ -29,7 +30,7 @@ def fix_sizes(model: Any, sizes: Mapping[str, int]) -> Any:
 
 
 def inferred(model: Any, data_prop: bool = False) -> Any:
-    """Infer all shapes; ONNX infers none for a product with a quantised matrix (MatMulNBits), so they are added."""
+    """Infer all shapes; those of products with quantised matrices (MatMulNBits), which ONNX lacks, are added."""
     onnx = import_onnx()
     found = onnx.shape_inference.infer_shapes(model, data_prop=data_prop)
     products = [node for node in model.graph.node if node.op_type == "MatMulNBits"]
@@ -50,13 +51,13 @@ def inferred(model: Any, data_prop: bool = False) -> Any:
 
 
 def known_shapes(graph: Any) -> dict[str, tuple[int, ...]]:
-    """Map every value to the shape that the graph states for it; an open size is 0."""
+    """Return every value's shape as the graph states it; an open size is 0."""
     values = (*graph.value_info, *graph.input, *graph.output)
     return {value.name: tuple(size.dim_value for size in value.type.tensor_type.shape.dim) for value in values}
 
 
 def _fold(graph: Any, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Replace shapes, and integers computed from shapes and constants, by their values."""
+    """Replace shapes, and integers computed from shapes and constants, by constants."""
     onnx = import_onnx()
     from onnx.reference import ReferenceEvaluator
 
@@ -66,7 +67,7 @@ def _fold(graph: Any, shapes: Mapping[str, tuple[int, ...]]) -> None:
         for tensor in graph.initializer
         if tensor.data_type in integers and not tensor.external_data
     }
-    folded: set[str] = set()  # values computed from a shape
+    folded: set[str] = set()  # names of values computed from a shape
     kept = []
     for node in graph.node:
         result = None

@@ -1,4 +1,4 @@
-"""Cut a graph down to some of its values, add nodes and other graphs, and finish it as a program's graph."""
+"""Cuts a graph down to some values, adds nodes and other graphs, and completes it as a program's graph."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from txl_engines.checking import import_onnx
 
 
 class Weaver:
-    """A graph that is cut down to the nodes that compute some of its values, and then extended."""
+    """A graph that is first reduced to the nodes that compute some values, and then extended."""
 
     def __init__(self, model: Any, path: Path, wanted: Collection[str]) -> None:
         self.onnx = import_onnx()
@@ -25,7 +25,7 @@ class Weaver:
         self._cut(wanted)
 
     def add(self, operator: str, *inputs: str, out: str = "", **attributes: Any) -> str:
-        """Add a node, and return the name of its result."""
+        """Add a node; return the name of its result."""
         name = out or f"whole.{len(self._graph.node)}"
         self._graph.node.append(
             self.onnx.helper.make_node(operator, inputs, [name], name=f"whole.{operator}.{name}", **attributes)
@@ -54,14 +54,14 @@ class Weaver:
         return self.add("Slice", value, *places, out=out)
 
     def best(self, value: str, count: str, out: str) -> tuple[str, str]:
-        """Select each row's `count` largest, ties in order: [n, V] → values [n, count], best first, and columns."""
+        """Select each row's `count` largest: [n, V] → values [n, count] and columns; ties by column."""
         places = f"{out}.places"
         name = f"whole.TopK.{out}"
         self._graph.node.append(self.onnx.helper.make_node("TopK", [value, count], [out, places], name=name, axis=1))
         return out, places
 
     def attach(self, model: Any, prefix: str, feeds: Mapping[str, str], path: Path) -> str:
-        """Append a second graph, and return the name of its only output. Weights keep their names and so are shared."""
+        """Append a graph; return the name of its only output. External weights keep their names, so they are shared."""
         names = dict(feeds)
         weights = {tensor.name: tensor for tensor in self._graph.initializer if tensor.external_data}
         for tensor in model.graph.initializer:
@@ -85,7 +85,7 @@ class Weaver:
         return names[model.graph.output[0].name]
 
     def finish(self, program: Program) -> bytes:
-        """Return the graph's bytes, with a program's inputs and outputs and without any node that they do not need."""
+        """Return the graph's bytes, with a program's inputs and outputs and only the nodes that it needs."""
         graph = self._graph
         self._cut({spec.name for spec in program.outputs})
         graph.input.extend(self._declare(spec) for spec in program.inputs)

@@ -1,15 +1,15 @@
-"""Compile one engine in a separate process: `python -m txl_engines.worker`, started by `building`.
+"""Compiles one engine in a separate process: `python -m txl_engines.worker`, which `building` starts.
 
 The compiler orders some tables by address, so two builds give the same bytes only if nothing was allocated before. Each
-engine is therefore compiled in a fresh process, in a fresh thread of it (which has a heap of its own), and the library
-receives nothing that differs from machine to machine, such as a path. A separate process can also be stopped at any
-moment, and a crash of native code ends nothing else.
+engine is therefore compiled in a fresh process, in a fresh thread (which has its own heap), and the library receives
+nothing that differs from machine to machine, such as a path. A separate process can also be stopped at any moment, and
+a crash of native code ends nothing else.
 
 The process reads from stdin: the request, as a line of JSON; the graph's bytes; and, once it has reported that the
-engine is compiled, a line with the file to write. The end of stdin means that nobody waits for the engine any more. It
-writes lines of JSON to stdout: steps of the builder, that the engine is compiled, and the outcome. Its working folder
-holds the graph's weights and nothing else, and is never the bundle, which may be a stranger's: Python and the system's
-linker look for code in the working folder.
+engine is compiled, a line with the file to write. The end of stdin means that the parent has gone. It writes lines of
+JSON to stdout: steps of the builder, that the engine is compiled, and the outcome. Its working folder contains only the
+graph's weights. It is never the bundle, which may be hostile: Python and the system's linker look for code in the
+working folder.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import msgspec
 from msgspec import Struct
 from txl_runtime.bundle.bindings import check_bindings
 from txl_runtime.bundle.encoding import file_sha256
+from txl_runtime.bundle.engines.sidecar import GivenWeight, with_weights
 from txl_runtime.bundle.tables import Program
 from txl_runtime.bundle.writing import write_file
 from txl_runtime.device.engines.library import Library, load_library
@@ -37,22 +38,23 @@ from txl_engines.compiler import Compiler, Network, NodeError
 from txl_engines.layers import LayerReport, read_layers
 
 IN_PLACE = "KV_CACHE_UPDATE"
-"""Type of the layer that TensorScatter becomes; its output may share its input's memory."""
+"""Layer type that TensorScatter becomes; its output may share its input's memory."""
 SECONDS_BETWEEN_STEPS = 0.05
-"""Least seconds between two messages about steps: nobody could see more of them."""
+"""Least number of seconds between two messages about steps; more would not be visible."""
 ADVICE = "export the model again"
 
 
 class BuildRequest(Struct, frozen=True, kw_only=True):
-    """The order for one engine.
+    """The request for one engine.
 
     Attributes:
         target: the library.
-        size: number of bytes of the graph that follow.
+        size: number of bytes of the graph, which follow the request.
         file: the graph's file name.
         program: the graph's program.
+        given: the weights that it is given besides.
         gpus: see `Compiler.build`.
-        scatters: number of states that have to be updated in place.
+        scatters: number of states that must be updated in place.
         states: their names, as inputs and as outputs.
     """
 
@@ -60,29 +62,35 @@ class BuildRequest(Struct, frozen=True, kw_only=True):
     size: int
     file: str
     program: Program
+    given: tuple[GivenWeight, ...] = ()
     gpus: tuple[int, ...]
     scatters: int
     states: tuple[str, ...] = ()
 
+    @property
+    def whole(self) -> Program:
+        """The program with the weights that it is given."""
+        return with_weights(self.program, self.given)
+
 
 class Steps(Struct, frozen=True, tag="steps"):
-    """The number of steps that the builder has taken since the last such message."""
+    """The number of steps that the builder has taken since the last message of this kind."""
 
     count: int
 
 
 class BuildFinished(Struct, frozen=True, tag="finished"):
-    """The message that the engine is compiled, in memory; the process waits for the file to write it to."""
+    """The engine is compiled, in memory; the process waits for the name of the file to write."""
 
 
 class Outcome(Struct, frozen=True, kw_only=True, tag="outcome"):
     """The end of a build.
 
     Attributes:
-        failure: the stage that failed; "" for a finished engine. "refused" comes with a message for the user. For the
-            other failures only the library's words are known: its parser's `complaints`, or `said`, the logger's lines.
+        failure: the stage that failed; "" for a finished engine. "refused" has a `message` for the user; the others
+            have the library's words: `complaints` of its parser, or `said`, lines of its logger.
         message, error: a refusal's text, and the name of its class.
-        sha256, bytes, seconds: the engine's hash, its size, and the time that building it took.
+        sha256, bytes, seconds: the engine's hash, its size, and the duration of the build.
         layers: the layers that the compiler made of the graph.
         in_place: number of states that are updated in place.
         verified: the checks that the file passed.
@@ -106,8 +114,8 @@ def compile_graph(
 ) -> Outcome:
     """Build an engine in this process, write it, read it back and check it.
 
-    `place` returns the name of the engine file once there is something to write; `on_step` is called at each step of
-    the builder.
+    `place` is called when the engine is built, and returns the file to write; `on_step` is called at each step of the
+    builder.
 
     Raises:
         TxlError: the library or its engine does not fit the program.
@@ -126,7 +134,7 @@ def compile_graph(
     out = place()
     write_file(out, memoryview(plan))
     written = out.read_bytes()
-    verified, inspected = check_engine(written, request.program, library, request.states)
+    verified, inspected = check_engine(written, request.whole, library, request.states)
     listed = read_layers(library.journal.layers, request.states)
     return Outcome(
         sha256=file_sha256(out),
@@ -141,13 +149,13 @@ def compile_graph(
 def check_engine(
     data: bytes, program: Program, library: Library, states: Collection[str] = ()
 ) -> tuple[tuple[str, ...], LayerReport]:
-    """Check an engine's bytes as far as this machine can; `states` names those that it updates in place.
+    """Check an engine's bytes as far as this machine can; `states` are updated in place.
 
     Returns:
         The checks that were made, and the layers if they could be read.
 
     Raises:
-        BundleError: the bytes are no engine of this library, or not one of this program.
+        BundleError: the bytes are no engine of this library, or the engine of another program.
     """
     examined = Compiler(library).examine(data)
     if examined.problem:
@@ -160,7 +168,7 @@ def check_engine(
 
 
 def _check_network(parsed: Network, request: BuildRequest, library: Library) -> None:
-    check_bindings(request.file, parsed.inputs, parsed.outputs, request.program, ADVICE)
+    check_bindings(request.file, parsed.inputs, parsed.outputs, request.whole, ADVICE)
     updates = parsed.layer_types.count(IN_PLACE)
     if updates != request.scatters:
         raise BackendError(
@@ -170,7 +178,7 @@ def _check_network(parsed: Network, request: BuildRequest, library: Library) -> 
 
 
 class _Teller:
-    """A sender of messages, which sends steps at most every `SECONDS_BETWEEN_STEPS`."""
+    """Sends messages; sends steps at most every `SECONDS_BETWEEN_STEPS`."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
@@ -193,7 +201,7 @@ class _Teller:
 def main() -> None:
     """Serve one request."""
     with os.fdopen(os.dup(1), "wb") as stream:
-        os.dup2(2, 1)  # prints of native code go to stderr, or they would be read as an answer
+        os.dup2(2, 1)  # prints of native code go to stderr, or they would be taken for an answer
         request = msgspec.json.decode(sys.stdin.buffer.readline(), type=BuildRequest)
         graph = sys.stdin.buffer.read(request.size)
         teller, places = _Teller(stream), SimpleQueue[Path]()
@@ -201,7 +209,7 @@ def main() -> None:
         builder = threading.Thread(target=_serve, args=(request, graph, teller, places))
         builder.start()
         builder.join()
-    os._exit(0)  # everything is written, and the libraries take long to end by themselves
+    os._exit(0)  # everything is written, and the libraries take long to shut down
 
 
 def _serve(request: BuildRequest, graph: bytes, teller: _Teller, places: SimpleQueue[Path]) -> None:
@@ -217,17 +225,17 @@ def _serve(request: BuildRequest, graph: bytes, teller: _Teller, places: SimpleQ
     except (OSError, MemoryError) as error:
         message = f"{request.program.name}: {error}; expected the machine to have room and rights for an engine"
         outcome = Outcome(failure="refused", message=message, error=TxlError.__name__)
-    except Exception as error:  # the parent process has to learn of any failure
+    except Exception as error:  # the parent process must learn of any failure
         message = f"{request.program.name}: {type(error).__name__}: {error}; expected it to build; please report it"
         outcome = Outcome(failure="refused", message=" ".join(message.split()), error=BackendError.__name__)
     teller.tell(outcome)
 
 
 def _listen(places: SimpleQueue[Path]) -> None:
-    """Pass the second line of stdin on, and exit when stdin ends."""
+    """Pass on the second line of stdin, and exit when stdin ends."""
     for line in sys.stdin.buffer:
         places.put(Path(msgspec.json.decode(line, type=str)))
-    os._exit(1)  # the parent process is gone, perhaps killed
+    os._exit(1)  # the parent process has gone, perhaps killed
 
 
 if __name__ == "__main__":

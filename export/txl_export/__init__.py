@@ -1,4 +1,4 @@
-"""txl_export: makes a verified bundle of a trained Transformer-XL, or of any step with state. Needs torch and onnx.
+"""txl_export: makes a verified bundle from a trained Transformer-XL, or from any step with state. Needs torch and onnx.
 
 result = txl_export.export("model.pt", "model.txl", memory_length=640, same_length=True)
 """
@@ -17,6 +17,7 @@ if typing.TYPE_CHECKING:
     from txl_export.adapters.registry import adapt
     from txl_export.checkpoints.plain_weights import read_weights
     from txl_export.exporting import ExportResult, export
+    from txl_export.families.own_module.resting import at_rest
     from txl_export.verifying import verify
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "StateSpec",
     "StepSpec",
     "adapt",
+    "at_rest",
     "export",
     "read_weights",
     "verify",
@@ -39,8 +41,9 @@ _HOMES = {
     "verify": "verifying",
     "read_weights": "checkpoints.plain_weights",
     "adapt": "adapters.registry",
+    "at_rest": "families.own_module.resting",
 }
-"""The modules that need torch, by the names that they export."""
+"""The modules that need torch, by the name that `txl_export` offers from each."""
 
 
 def __getattr__(name: str) -> object:

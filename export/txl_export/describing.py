@@ -1,4 +1,4 @@
-"""The description of a checkpoint file that `inspect` shows: nothing in it is run, imported or believed."""
+"""Describes a checkpoint file for `inspect`; nothing in it is run, imported or trusted."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def describe_checkpoint(
     config: Mapping[str, Any] | None = None,
     aliases: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Return code base, container, hyper-parameters, tensors and the names of code that the file refers to.
+    """Return a file's code base, container, hyper-parameters, tensors, and the names of code that it refers to.
 
-    A refused file has these names and the reason ("refused"); one that lacks values of its config has the options to
+    For a refused file: these names, and the reason ("refused"). For a file that lacks config values: the options to
     give ("needed"). `family`, `config` and `aliases` are those of an export.
 
     Raises:
@@ -90,7 +90,7 @@ def _model(imported: Imported, weights: Weights) -> dict[str, Any]:
 
 
 def _layers(loaded: Loaded, path: Path) -> dict[str, Any]:
-    """Return the layers in a TorchScript archive and a Python file that makes them, or why there is none."""
+    """Return the layers in a TorchScript archive and a Python file that makes them, or why there is no such file."""
     try:
         layers = recognised(loaded.content, loaded.classes)
         return {
@@ -102,7 +102,7 @@ def _layers(loaded: Loaded, path: Path) -> dict[str, Any]:
 
 
 def _content(loaded: Loaded) -> Any:
-    """Return the content that holds the tensors: of a pickled module its state, of any other object None."""
+    """Return the content with the tensors: a pickled module's state; None for any other object."""
     if not isinstance(loaded.content, Stub):
         return loaded.content
     try:

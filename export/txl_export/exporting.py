@@ -1,9 +1,10 @@
-"""The export: a model of any family → weight file and graphs → bundle, verified before it gets its name."""
+"""The export: writes weight file and graphs of a model of any family, and names the bundle after verification."""
 
 from __future__ import annotations
 
 import inspect
 import platform
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -28,7 +29,8 @@ from txl_runtime.selftest import SelftestResult, run_selftest
 from txl_export.bundle.placing import check_destination, publishing
 from txl_export.bundle.sealing import seal
 from txl_export.checkpoints.vocabularies import boundary_of, differences
-from txl_export.families.own_module.sources import Adapted
+from txl_export.families.own_module.adapted import Adapted
+from txl_export.families.own_module.sources import found_source
 from txl_export.families.own_module.spec import StepSpec
 from txl_export.families.registry import Prepared, family_of_source
 from txl_export.graphs.emulation import runnable
@@ -57,12 +59,16 @@ class ExportResult:
     parity: Parity | None
 
     def __repr__(self) -> str:
-        """Return one line; `manifest` and `parity` print themselves whole."""
+        """Return one line: `manifest` and `parity` would print hundreds."""
+        return f"ExportResult({str(self.path)!r}: {self.verdict})"
+
+    @property
+    def verdict(self) -> str:
+        """The result in words: "fp32, B 4, step-16, step-1; 11 gates passed"."""
         names = some([program.name for program in self.manifest.programs], 4)
         judged = () if self.parity is None else [gate for gate in self.parity.gates if gate.passed is not None]
         verified = f"{len(judged)} gates passed" if self.parity and self.parity.passed else "not verified"
-        facts = f"{self.manifest.precision}, B {self.manifest.batch_size}, {names}; {verified}"
-        return f"ExportResult({str(self.path)!r}: {facts})"
+        return f"{self.manifest.precision}, B {self.manifest.batch_size}, {names}; {verified}"
 
 
 class _Export(Protocol[Options]):
@@ -72,19 +78,19 @@ class _Export(Protocol[Options]):
 
 
 def _taking(options: Callable[Options, ExportOptions]) -> _Export[Options]:
-    """Return `export` with the options' fields as keyword arguments, so that names and types stand in one place."""
+    """Return `export` with the options' fields as keyword arguments, so that their names and types are written once."""
 
     def export(
         checkpoint_or_state: Source, out: str | Path, *positional: Options.args, **named: Options.kwargs
     ) -> ExportResult:
-        """Turn a trained model into a verified bundle.
+        """Turn a trained model into a verified bundle. Without a `listener`, print the verdict on standard error.
 
         Args:
             checkpoint_or_state: a Transformer-XL's checkpoint file, or its state dict in memory (which needs `config`);
                 or any other step with state: a `StepSpec`, or "FILE.py:FUNCTION" whose function returns one, or an ONNX
-                file; or with `adapter` the checkpoint or state dict of that package's model.
-            out: the bundle's folder; nothing stands under this name until everything has passed.
-            positional: none; the fields of `txl_export.ExportOptions` are given by name.
+                file; or with `adapter` the checkpoint or state dict of a package's model.
+            out: the bundle's folder; it does not exist until everything has passed.
+            positional: not used; the fields of `txl_export.ExportOptions` are given by name.
             named: the options:
 
         Raises:
@@ -106,12 +112,12 @@ export = _taking(ExportOptions)
 
 
 def _export(source: Source, target: Path, options: ExportOptions) -> ExportResult:
-    heard = options.listener or Silent()
+    listener = options.listener or Silent()
     check_destination(target, options.force)
-    chosen = source if options.adapter is None else _adapted(options.adapter, source, options)
-    prepared = family_of_source(chosen).prepare(chosen, options, heard)
+    chosen = found_source(source) if options.adapter is None else _adapted(options.adapter, source, options)
+    prepared = family_of_source(chosen).prepare(chosen, options, listener)
     with publishing(target, options.force) as folder:
-        manifest = prepared.write(folder, heard)
+        manifest = prepared.write(folder, listener)
         if prepared.vocabulary:
             (folder / VOCABULARY).write_bytes(prepared.vocabulary)
         manifest = msgspec.structs.replace(
@@ -120,21 +126,24 @@ def _export(source: Source, target: Path, options: ExportOptions) -> ExportResul
             boundary_token=_boundary(options.boundary_token, prepared.vocabulary, manifest.vocab_size),
             provenance=utf8({**prepared.provenance, "command": command_of(source, options), "versions": _versions()}),
         )
-        manifest = _add_selftest(prepared, folder, manifest, heard)
+        manifest = _add_selftest(prepared, folder, manifest, listener)
         parity = None
         if options.verify:
-            parity = prepared.verify(folder, manifest, heard)
+            parity = prepared.verify(folder, manifest, listener)
             if prepared.vocabulary:
                 parity = parity.with_words(differences(open_bundle(folder), prepared.vocabulary, "export", Silent()))
             (folder / REPORT).write_bytes(msgspec.json.format(msgspec.json.encode(parity.document())))
             parity.require()
             manifest = msgspec.structs.replace(manifest, parity=parity.summary())
         manifest = seal(folder, manifest)
-        if add_page(folder, target.name, options, heard):
+        if add_page(folder, target.name, options, listener):
             manifest = seal(folder, manifest)
-        heard.stage("self-test")
+        listener.stage("self-test")
         _require(_selftest(folder, manifest), folder)
-    return ExportResult(target, manifest, parity)
+    result = ExportResult(target, manifest, parity)
+    if options.listener is None:
+        print(f"{target}: {result.verdict}", file=sys.stderr)  # noqa: T201 - a script's only sign of how it ended
+    return result
 
 
 def _adapted(name: str, source: Source, options: ExportOptions) -> Adapted:
@@ -162,9 +171,9 @@ def _boundary(given: int | None, vocabulary: bytes | None, vocab_size: int) -> i
     return int(given)
 
 
-def _add_selftest(prepared: Prepared, folder: Path, manifest: Manifest, heard: Listener) -> Manifest:
+def _add_selftest(prepared: Prepared, folder: Path, manifest: Manifest, listener: Listener) -> Manifest:
     """Write the self-test's vectors; below float32 also the bundle's largest errors on this machine ("reached")."""
-    heard.stage("compute self-test vectors")
+    listener.stage("compute self-test vectors")
     vectors = prepared.vectors(manifest)
     _store(vectors | {"reached": np.zeros(2)} if manifest.precision != "fp32" else vectors, folder)
     manifest = seal(folder, msgspec.structs.replace(manifest, selftest=SELFTEST))
@@ -174,8 +183,8 @@ def _add_selftest(prepared: Prepared, folder: Path, manifest: Manifest, heard: L
             said = f"where {manifest.precision} is rounded after every operator, the self-test gives infinity, NaN or"
             if found.rows:
                 raise CheckError(f"{said} other numbers than the model; give --precision bf16 or fp32")
-            # No Transformer-XL: a whole number in an output may depend on the last bit, which is no reason to refuse.
-            heard.warn(f"{said} other whole numbers: a device may fail it; where one does, give another --precision")
+            # In a model other than a Transformer-XL an integer output may depend on the last bit: no reason to refuse.
+            listener.warn(f"{said} other whole numbers: a device may fail it; where one does, give another --precision")
             found = _selftest(folder, manifest)
         vectors["reached"] = np.array([*found.largest.values()])
         if manifest.precision in STATE_DTYPES:
@@ -186,7 +195,7 @@ def _add_selftest(prepared: Prepared, folder: Path, manifest: Manifest, heard: L
 
 
 def _store(vectors: Mapping[str, NDArray[Any]], folder: Path) -> None:
-    """Write the vectors in C order: safetensors writes an array's memory as it is, whatever its strides."""
+    """Write the vectors in C order, because safetensors writes an array's memory and ignores strides."""
     (folder / SELFTEST).write_bytes(save({name: np.asarray(values, order="C") for name, values in vectors.items()}))
 
 
@@ -202,7 +211,7 @@ def _selftest(folder: Path, manifest: Manifest, rounding: bool = False) -> Selft
 def _require(result: SelftestResult, folder: Path) -> None:
     """Raise CheckError unless the self-test passed; name the model's own rounding if that explains all errors.
 
-    The vectors hold it as "rounding" (float32 against float64) if it was large in them.
+    The vectors contain that rounding (float32 against float64) as "rounding" if it was large.
     """
     beyond = [(found, result.limits[name]) for name, found in result.largest.items() if found > result.limits[name]]
     own = 0.0 if result.passed else float(open_bundle(folder).selftest().get("rounding", 0.0))

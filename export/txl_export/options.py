@@ -31,8 +31,8 @@ class Flag:
 
     Attributes:
         help: the help text; it documents the field of `ExportOptions` as well.
-        kind: its type on the command line; None for the field's own.
-        names: its names there; empty for the field's, with dashes.
+        kind: its type on the command line; None for the field's type.
+        names: its names on the command line; "" for the field's name with dashes.
     """
 
     help: str
@@ -50,7 +50,7 @@ FOR_FILES = ("states", "open", "fix", "initial", "batch_axes", "position_axes", 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ExportOptions:
-    """The options of an export; one that is not given has its default, or the checkpoint's value.
+    """The options of an export; an option that is left out has its default, or the checkpoint's value.
 
     Raises:
         UsageError: a value is wrong for every checkpoint.
@@ -75,6 +75,18 @@ class ExportOptions:
     same_length: Annotated[
         bool | None, Flag("Every query sees equally many keys.", None, "--same-length/--no-same-length")
     ] = None
+    lookup: Annotated[
+        bool,
+        Flag(
+            "Up to 5 tokens at once give what single steps give, for drafts that are looked up; adds L 5.",
+            None,
+            "--lookup",
+        ),
+    ] = False
+    features: Annotated[
+        bool,
+        Flag("Return what enters the last feed-forward layer too, for datastores.", None, "--features"),
+    ] = False
     batch_size: Annotated[
         int | Sequence[int],
         Flag(
@@ -214,10 +226,10 @@ class ExportOptions:
             raise UsageError(f"batch_size is {self.batch_size!r}, expected a whole number, or several")
 
     def refuse(self, names: Sequence[str], purpose: str) -> None:
-        """Refuse options among `names` that were given; `purpose` names the sources that they are for.
+        """Refuse options among `names` that were given; `purpose` says in the message which sources they are for.
 
         Raises:
-            UsageError: one of them was given.
+            UsageError: an option among `names` was given.
         """
         for field in fields(self):
             value = getattr(self, field.name)
@@ -227,12 +239,12 @@ class ExportOptions:
 
     @property
     def segment_lengths(self) -> tuple[int, ...]:
-        """Every L that was given, in order; () if none was."""
+        """The segment lengths L that were given, in order; () if none was."""
         return _numbers(self.segment_length)
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
-        """Every B that was given, in order and each once; (1,) if none was."""
+        """The batch sizes B that were given, in order and each once; (1,) if none was."""
         return tuple(dict.fromkeys(_numbers(self.batch_size))) or (1,)
 
 

@@ -1,4 +1,4 @@
-"""Reading of regular files only: a pipe would wait for a writer, a device may have no end."""
+"""Reads regular files only: a pipe would wait for a writer, and a device may never end."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from txl_runtime.files import NotPlainError, open_plain
 
 @contextmanager
 def open_regular(path: Path) -> Iterator[tuple[io.BufferedReader, int]]:
-    """Open a file for reading; yield it and its size in bytes, and afterwards refuse it if it was written to.
+    """Open a file for reading; yield it and its size in bytes. After the block, refuse a file that was written to.
 
     Raises:
-        CheckpointError: it is no regular file, or was written to in the meantime; the path is not in the message.
-        OSError: it cannot be opened or read.
+        CheckpointError: the file is not regular, or was written to; the message does not name the path.
+        OSError: the file cannot be opened or read.
     """
     try:
         with open_plain(path) as (file, before):
@@ -34,8 +34,8 @@ def read_regular(path: Path, limit: int) -> bytes:
     """Return all bytes of a file.
 
     Raises:
-        CheckpointError: it is no regular file, or larger than `limit`; the path is not in the message.
-        OSError: it cannot be opened or read.
+        CheckpointError: the file is not regular, or larger than `limit` bytes; the message does not name the path.
+        OSError: the file cannot be opened or read.
     """
     with open_regular(path) as (file, size):
         if size > limit:

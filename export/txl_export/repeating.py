@@ -1,4 +1,4 @@
-"""The command of an export, stored in the bundle so that anybody can repeat it.
+"""Makes the command of an export, which the bundle stores so that anybody can repeat it.
 
 Files are stored by name without their folders, which would describe somebody's machine.
 """
@@ -17,15 +17,15 @@ from txl_export.options import ExportOptions, flags_of_export
 FILES = ("config", "text", "tokens", "vocabulary", "weights", "inputs", "initial")
 """Options that take a file, or its content in memory."""
 LEFT_OUT = ("force",)
-"""Options that do not change the bundle."""
+"""Options that do not change the bundle, and so are not stored."""
 
 
 def command_of(source: object, options: ExportOptions) -> dict[str, Any]:
-    """Return the command `txl-deploy export` of an export, also of one that Python called; without -o.
+    """Return an export as a `txl-deploy export` command, even if Python called it; without -o.
 
     Returns:
-        "arguments": the words after `export`; "in_memory": options given as objects, which no command can name, and
-        "source" for a model in memory.
+        "arguments": the words after `export`; "in_memory": names of options that were Python objects, which no command
+            can express, and "source" for a model in memory.
     """
     words: list[str] = []
     in_memory: list[str] = []
@@ -64,7 +64,7 @@ def _words(name: str, flag: str, value: Any) -> Iterator[str]:
 
 
 def _same(value: object, default: object) -> bool:
-    """Return whether an option has its default; the types are compared first, because an array's == is no bool."""
+    """Return whether an option has its default; types are compared first, because == of arrays gives no bool."""
     return value is default or (type(value) is type(default) and value == default)
 
 

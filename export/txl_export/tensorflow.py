@@ -1,4 +1,4 @@
-"""Refusal of checkpoints that TensorFlow wrote, with the command that converts them."""
+"""Refuses checkpoints that TensorFlow wrote, with the command that converts them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 from txl_runtime.errors import CheckpointError
 
 SUFFIX = re.compile(r"\.(index|meta|data-\d+-of-\d+)$")
-"""Endings of a checkpoint's files, after the prefix that they share: model.ckpt-0 of model.ckpt-0.index."""
+"""Endings of a checkpoint's files; the prefix before them names the checkpoint, e.g. model.ckpt-0."""
 
 
 def refuse_tensorflow(path: Path) -> None:
-    """Refuse a checkpoint's prefix, which is no file itself, and a folder with its files but no config.json.
+    """Refuse a checkpoint's prefix, which is no file itself, and a folder of its files without config.json.
 
     Raises:
         CheckpointError: the path is one of these.
@@ -25,7 +25,7 @@ def refuse_tensorflow(path: Path) -> None:
 
 
 def converting(file: Path) -> str:
-    """Return the advice for a checkpoint of TensorFlow, given one of its files."""
+    """Return the advice for a TensorFlow checkpoint, given one of its files."""
     return (
         "this is a TensorFlow checkpoint, expected PyTorch; convert it where TensorFlow and transformers 4.36 to 4.47 "
         "are: python -m transformers.models.deprecated.transfo_xl.convert_transfo_xl_original_tf_checkpoint_to_pytorch "

@@ -1,4 +1,4 @@
-"""Reading of real text to judge a model on, as token ids."""
+"""Reads real text, on which a model is judged, as token ids."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def read_tokens(
     vocabulary: Vocabulary | None,
     vocab_size: int,
 ) -> Ids | None:
-    """Return token ids int32 [T] of a text file, an .npy file or an array; None if none was given.
+    """Return token ids int32 [T] from a text file, an .npy file or an array; None if nothing was given.
 
     Raises:
         UsageError: both were given, a file cannot be read, a text has no vocabulary, or ids are not in 0 … V-1.
@@ -67,14 +67,14 @@ def read_ids(path: str | Path) -> NDArray[Any]:
     """Return the array in an .npy file, of any shape.
 
     Raises:
-        UsageError: the file cannot be read, or holds no single array.
+        UsageError: the file cannot be read, or does not contain exactly one array.
     """
     try:
         with regular(path).open("rb") as stream:
             loaded = np.load(stream, allow_pickle=False)
     except UsageError:
         raise
-    except Exception as error:  # numpy, tokenize and zipfile each raise their own kinds
+    except Exception as error:  # numpy, tokenize and zipfile raise their own types
         reason = getattr(error, "strerror", None) or one_line(error)
         raise UsageError(f"{path}: {reason}; expected an .npy file of token ids") from None
     if not isinstance(loaded, np.ndarray):

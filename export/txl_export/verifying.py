@@ -1,24 +1,29 @@
-"""Verification of an existing bundle or an ONNX file, and the search for the layer where a bundle first differs."""
+"""Verifies existing bundles and ONNX files, and searches for the layer where a bundle first differs."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from txl_runtime.bundle.engines.sidecar import MOST_REACHED
 from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.bundle.reading import open_bundle
-from txl_runtime.errors import CheckpointError, UsageError, some
+from txl_runtime.bundle.reading import Bundle, open_bundle
+from txl_runtime.errors import CheckError, CheckpointError, UsageError, some
 from txl_runtime.listener import Listener, Silent
+from txl_runtime.model import load
+from txl_runtime.selftest import run_selftest
 
 from txl_export.checkpoints.vocabularies import differences, read_vocabulary_file
 from txl_export.families.graph.against_bundle import verify_beside
 from txl_export.families.graph.against_module import verify_file
-from txl_export.families.graph.matching import Said
+from txl_export.families.graph.matching import FileOptions
 from txl_export.families.graph.take.reading import MOST_BYTES
 from txl_export.families.own_module.sources import asked_module
 from txl_export.families.own_module.spec import StepSpec
@@ -26,10 +31,14 @@ from txl_export.families.registry import VerifyRequest, family_of_bundle
 from txl_export.families.transformer_xl.building import reference_for
 from txl_export.families.transformer_xl.family import read_again, weights_of_bundle
 from txl_export.families.transformer_xl.parity.bisecting import Bisection, bisect_against_reference, bisect_engine
+from txl_export.families.transformer_xl.parity.verification import verify_models
+from txl_export.graphs.emulation import runnable
 from txl_export.proof.input_source import read_samples
 from txl_export.proof.parity import Parity
-from txl_export.proof.verification import openers
+from txl_export.proof.rounded import BundleReference, opened_for_rtx
+from txl_export.proof.verification import openers, verify_model
 from txl_export.regular import read_regular
+from txl_export.token_files import read_tokens
 
 
 def verify(
@@ -54,26 +63,26 @@ def verify(
     """Compare a bundle, or an ONNX file made elsewhere, with PyTorch over chained segments.
 
     Args:
-        bundle: its folder; or an ONNX file, which needs `module` or `adapter` and runs in a process of its own.
-        checkpoint: the file it was exported from, whose import is repeated; without it the reference is rebuilt from
-            the bundle's own weights. Or an ONNX file that it was not made of: both stream the same inputs.
-        module, weights: for a model of your own, FILE.py:FUNCTION (or its `StepSpec`) and its weights; without it the
-            bundle's stored vectors are replayed.
-        adapter, config: in place of module: the package whose model it is, and the arguments of its constructor;
-            `weights` is its checkpoint then.
-        vocabulary: vocabulary file to compare the bundle's with, in place of the checkpoint's or the module's own; as
+        bundle: the bundle's folder; or an ONNX file, which needs `module` or `adapter` and runs in a separate process.
+        checkpoint: the file that the bundle was exported from, to repeat the import; without it the reference is
+            rebuilt from the bundle's own weights. Or an unrelated ONNX file: both stream the same inputs.
+        module, weights: for a model of your own, FILE.py:FUNCTION (or its `StepSpec`) and its weights. Without module,
+            the bundle's stored vectors are replayed.
+        adapter, config: in place of module, the adapter of the model's package and the constructor's arguments;
+            `weights` is then the package's checkpoint.
+        vocabulary: vocabulary file to compare the bundle's with, in place of the checkpoint's or module's; a file as
             for `export`.
-        text, tokens: real text for the distribution and task gates.
+        text, tokens: real text, or its token ids, for gates on the distribution and the perplexity.
         segments: number of segments in the longest chain.
-        inputs, states, rename: for an ONNX file: an .npz file of real inputs and of further ones that the file takes;
-            its inputs that are states → the outputs that are their next values, if names do not match; and its names →
-            the module's or the bundle's for the same tensors.
+        inputs, states, rename: for an ONNX file. inputs: an .npz file of real inputs, and of constant ones that only
+            the file has. states: for a state's input, the output that is its next value, if names do not show it.
+            rename: for a name in the file, the module's or bundle's name.
         backend, threads: as for `txl_runtime.load`.
         listener: receives progress and warnings.
 
     Raises:
         TxlError: the bundle, the checkpoint or an option is not usable; CheckError if the checkpoint holds a different
-            model. A failed gate does not raise here: look at the result's `passed`.
+            model. A failed gate raises nothing: see the result's `passed`.
     """
     if segments is not None and not 1 <= segments <= 1_000_000:
         raise UsageError(f"--segments is {segments}, expected 1 … 1000000")
@@ -120,30 +129,79 @@ def verify(
     return parity.with_words(None if other is None else differences(opened, other, source, listener or Silent()))
 
 
+def verify_rounded(
+    bundle: Bundle,
+    copy: Path,
+    precision: str,
+    text: str | Path | None = None,
+    tokens: str | Path | None = None,
+    listener: Listener | None = None,
+) -> tuple[Parity, tuple[float, float]]:
+    """Judge a copy of a bundle whose matrices are rounded as those of its engines for TensorRT-RTX will be.
+
+    Args:
+        bundle: the bundle, in fp16 or bf16.
+        copy: the copy's folder.
+        precision: int8, fp8 or int4, a precision of the ladder.
+        text, tokens: real text, or its token ids, for gates on the distribution and the perplexity.
+        listener: receives progress and warnings.
+
+    Returns:
+        The result, and the largest differences of the self-test: log-probabilities and memory, or outputs and state.
+
+    Raises:
+        UsageError: there is no real text for this model, or it has no reference.
+        CheckError: a gate failed, or the self-test differs by more than a sidecar takes.
+    """
+    listener, manifest = listener or Silent(), bundle.manifest
+    entry = manifest.tokens
+    if entry is None and (text is not None or tokens is not None):
+        raise UsageError(f"{bundle.path}: reads no token ids, and --text or --tokens is given; leave it out")
+    ids = None if entry is None else read_tokens(text, tokens, bundle.vocabulary(), manifest.vocab_size)
+    with runnable(copy, manifest, "cpu") as folder, runnable(bundle.path, manifest, "cpu") as original:
+        opened = partial(opened_for_rtx, openers(folder, manifest, "cpu")[0], precision)
+        if manifest.family_name == "transformer_xl":
+            weights = weights_of_bundle(bundle.file(manifest.weights), manifest)
+            reference = reference_for(manifest.config, manifest.dialect, manifest.memory_length, weights)
+            parity = verify_models(manifest, [opened], reference, "the bundle's own weights", ids, None, listener)
+        else:
+            samples = None if ids is None or entry is None else {entry.name: ids[None] if entry.axes.positions else ids}
+            itself = BundleReference(load(original, "cpu"))
+            parity = verify_model(opened, itself, "the bundle as it is", samples, listener=listener, odd=False)
+        replace(parity, advice=f"the matrices do not bear {precision}; build without --precision").require()
+        outputs, state, *_ = run_selftest(opened(), manifest.precision).largest.values()
+    if not (outputs <= MOST_REACHED[0] and state <= MOST_REACHED[1]):
+        raise CheckError(
+            f"{bundle.path}: with matrices in {precision} the self-test differs by {outputs:.2g} and {state:.2g}, "
+            f"expected at most {MOST_REACHED[0]} and {MOST_REACHED[1]} of outputs and state; build without --precision"
+        )
+    return parity, (outputs, state)
+
+
 def _refuse(path: object, options: Mapping[str, object]) -> None:
-    """Refuse options that were given and do not apply to an ONNX file."""
+    """Refuse options that do not apply to an ONNX file."""
     if wrong := [f"--{name}" for name, value in options.items() if value is not None]:
         raise UsageError(f"{path}: is an ONNX file, which has no use for {some(wrong)}; leave it out")
 
 
-def _said(inputs: str | Path | None, states: Mapping[str, str] | None, rename: Mapping[str, str] | None) -> Said:
-    return Said(rename or {}, states or {}, {} if inputs is None else read_samples(Path(inputs)))
+def _said(inputs: str | Path | None, states: Mapping[str, str] | None, rename: Mapping[str, str] | None) -> FileOptions:
+    return FileOptions(rename or {}, states or {}, {} if inputs is None else read_samples(Path(inputs)))
 
 
 def _made_of(path: Path, manifest: Manifest) -> bool:
-    """Return whether the bundle was made of this very file, by its SHA-256."""
-    with contextlib.suppress(OSError, CheckpointError):  # a file that cannot be read: its later reader says why
+    """Return whether the bundle was made from exactly this file, by its SHA-256."""
+    with contextlib.suppress(OSError, CheckpointError):  # the file's later reader reports why it cannot be read
         return manifest.family.get("sha256") == hashlib.sha256(read_regular(path, MOST_BYTES)).hexdigest()
     return False
 
 
 def bisect(bundle: str | Path, checkpoint: str | Path | None = None, backend: str = "auto") -> Bisection:
-    """Find the layer of a bundle that differs first.
+    """Find the first layer of a bundle that differs from the reference, or of an engine from ONNX Runtime.
 
     Args:
-        bundle: its folder.
-        checkpoint: the file it was exported from. Without it the reference is made of the bundle's own weights, so a
-            wrong weight of the bundle is wrong in the reference too.
+        bundle: the bundle's folder.
+        checkpoint: the file that the bundle was exported from. Without it the reference has the bundle's own weights,
+            so a wrong weight goes unnoticed.
         backend: "rtx" or "tensorrt" for the engine against ONNX Runtime; else ONNX Runtime against the reference.
 
     Raises:

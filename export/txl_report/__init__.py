@@ -1,6 +1,6 @@
-"""Make one page that shows what a bundle is and what proves it. Needs jinja2, and no PyTorch.
+"""Make one page that describes a bundle and shows how it was verified. Needs jinja2, but no PyTorch.
 
-`write_report` makes the page of a bundle; `page_of` makes it of facts (`txl_report.facts.gathering.gather`) and of
+`write_report` makes the page from a bundle; `page_of` makes it from facts (`txl_report.facts.gathering.gather`) and
 measurements (`txl_report.measuring`). Both are imported on first use.
 """
 

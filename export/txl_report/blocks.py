@@ -1,7 +1,7 @@
-"""Parts that a page is built from: sections of a few kinds of blocks, plain values without any markup.
+"""Parts of a page: sections, which consist of a few kinds of blocks, as plain values without markup.
 
-A section's module decides the content; `templates/` decide how each kind of block looks. Every text in a block may
-come from a stranger: the templates show all of them through one filter.
+A section's module decides the content; the files in `templates/` decide the look of each kind of block. Every text in a
+block may come from a stranger, so the templates pass every text through one filter.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from typing import ClassVar, Literal
 from txl_report.charts.figure import Chart
 
 State = Literal["passed", "failed", "none"]
+"""Verdict that a badge shows, which decides its sign and style; "none" if nothing was judged."""
 
 
 @dataclass(frozen=True)
 class Badge:
-    """A sign and its words, so that no verdict is shown by colour alone."""
+    """A sign and its words, so that a verdict is never shown by colour alone."""
 
     state: State
     text: str
@@ -26,18 +27,19 @@ class Badge:
 
 @dataclass(frozen=True)
 class Code:
-    """A text in a fixed-width font: a name, a command, a hash."""
+    """A text in a fixed-width font, e.g. a name, a command or a hash."""
 
     text: str
     kind: ClassVar[str] = "code"
 
 
 Cell = str | Badge | Code
+"""A cell of a table, or a value in a list of pairs."""
 
 
 @dataclass(frozen=True)
 class Paragraph:
-    """One or a few sentences. `quiet` ones explain how something was done."""
+    """One or a few sentences; `quiet` is True for explanations, which are shown less prominently."""
 
     text: str
     quiet: bool = False
@@ -70,7 +72,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under headings; the first cell of a row is its name. A folded table is opened by its reader."""
+    """Rows under headings; the first cell of a row is its name. A folded table is closed until the reader opens it."""
 
     caption: str
     columns: Sequence[Column]
@@ -84,10 +86,10 @@ class Figure:
     """A chart, a sentence on how to read it, and its numbers.
 
     Attributes:
-        title: what it shows.
+        title: title of the figure.
         chart: the picture.
-        table: the same as numbers: one row for each point or bar.
-        note: a sentence on how to read it.
+        table: the numbers in the picture: one row for each point or bar.
+        note: a sentence on how to read the picture.
     """
 
     title: str
@@ -99,7 +101,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Gap:
-    """A missing part of the page: why it is missing, in one sentence, and the commands that would add it."""
+    """A missing part of the page: the part, the reason why it is missing, and the commands that would add it."""
 
     what: str
     why: str
@@ -109,7 +111,7 @@ class Gap:
 
 @dataclass(frozen=True)
 class Coloured:
-    """A piece of running text: the text, its gain as a level (-3 … 3, 0 for none), and the gain in words."""
+    """A piece of running text, its gain from memory as a level (-3 … 3, 0 for no mark), and the gain in words."""
 
     text: str
     level: int
@@ -118,7 +120,9 @@ class Coloured:
 
 @dataclass(frozen=True)
 class Passage:
-    """Running text whose pieces are marked by their gain, with a label, a note, and the numbers of each token."""
+    """Running text whose pieces are marked by their gain from memory, with a label, a note, and each
+    token's numbers.
+    """
 
     label: str
     note: str
@@ -129,11 +133,12 @@ class Passage:
 
 
 Block = Paragraph | Heading | Pairs | Table | Figure | Gap | Passage
+"""Anything that can be part of a section."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page: its name in addresses, its title, a sentence on what it answers, and its blocks."""
+    """A part of the page: its name in addresses, its title, a sentence on the question it answers, and its blocks."""
 
     name: str
     title: str
@@ -162,7 +167,7 @@ class KeyFigure:
 
 @dataclass(frozen=True)
 class Opening:
-    """The picture that a page opens with: its message as a sentence, a figure, and a passage beside it."""
+    """The picture at the top of a page: its message as a sentence, a figure, and a passage beside the figure."""
 
     title: str
     figure: Figure
@@ -176,12 +181,12 @@ class Page:
     Attributes:
         title: the name of the bundle.
         kind: the kind of model, in one line.
-        verdict: whether it is the same model, in a few words.
-        verdict_by: one sentence: the check, its reference, and the number of gates.
+        verdict: whether the bundle computes the same as the original model, in a few words.
+        verdict_by: one sentence that names the check, its reference, and the number of gates.
         figures: the numbers of the first screen.
         sections: the sections in the order of the page.
-        made: the program that made the page, and when, if a time was given.
-        opening: the picture of the first screen; None if no measurement is there to show.
+        made: the program that made the page, and the time, if one was given.
+        opening: the picture of the first screen; None if there is no measurement to show.
     """
 
     title: str

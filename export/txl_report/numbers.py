@@ -1,4 +1,4 @@
-"""Write numbers for a page, in one place for all of them."""
+"""Write numbers as text; every number on a page is written here."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import math
 from decimal import Decimal
 
 NONE = "–"
-"""Shown in place of a missing number."""
+"""The sign that is shown in place of a missing number."""
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Write a measured number in `digits` digits; with a power of ten if it is very large or very small."""
+    """Write a measured number with `digits` significant digits; a very large or very small one with a power of ten."""
     if value is None:
         return NONE
     if math.isnan(value):
@@ -29,7 +29,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def power_of_ten(exponent: int) -> str:
-    """Write a power of ten: 10⁻⁹; those from 0.01 to 1000 as they are."""
+    """Write a power of ten: 10⁻⁹; from 0.01 to 1000 as a plain number."""
     if -3 < exponent < 4:
         return f"{Decimal(10) ** exponent:f}"
     return f"10{str(exponent).translate(_RAISED)}"
@@ -41,25 +41,25 @@ def whole(value: int | None) -> str:
 
 
 def counted(value: int, one: str) -> str:
-    """Write a count and its noun: 1 token, 16,385 tokens."""
+    """Write a count and its noun: "1 token", "16,385 tokens"."""
     return f"{whole(value)} {one}" if value == 1 else f"{whole(value)} {one}s"
 
 
 def signed(value: float | None, digits: int = 3) -> str:
-    """Write a number with its sign, a plus too."""
+    """Write a number with its sign, even if the sign is plus."""
     written = number(value, digits)
     return written if value is None or not value > 0 else f"+{written}"
 
 
 def fixed(value: float | None, places: int = 2) -> str:
-    """Write a number with `places` decimals, for columns of numbers of one kind."""
+    """Write a number with `places` decimals, for columns of comparable numbers."""
     if value is None or not math.isfinite(value):
         return number(value)
     return _signed(f"{value:,.{places}f}")
 
 
 def share(value: float | None) -> str:
-    """Write a share, 0 … 1, in percent: 34 %, but 3.4 % and 0.340 % near 0 or 1."""
+    """Write a share, 0 … 1, in percent: 34 %, but near 0 or 1 with more digits: 3.4 %, 0.340 %."""
     if value is None or not math.isfinite(value):
         return number(value)
     percent = value * 100
@@ -72,12 +72,12 @@ def share(value: float | None) -> str:
 
 
 def size(count: int | None) -> str:
-    """Write bytes with a decimal prefix: 8.9 MB."""
+    """Write a number of bytes with a decimal prefix: 8.9 MB."""
     return NONE if count is None else prefixed(count, "B")
 
 
 def quantity(count: int | None) -> str:
-    """Write a count, a long one with a word: 2.0 million."""
+    """Write a count, in words from a million on: 2.0 million."""
     if count is None:
         return NONE
     for word, unit in (("billion", 1e9), ("million", 1e6)):
@@ -95,5 +95,5 @@ def prefixed(count: int, unit: str = "B") -> str:
 
 
 def _signed(written: str) -> str:
-    """Replace the hyphen by a minus sign, which is as long as a plus."""
+    """Replace the hyphen with a minus sign, which is as wide as a plus sign."""
     return written.replace("-", "−")

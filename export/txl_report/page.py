@@ -8,11 +8,12 @@ from txl_report.blocks import KeyFigure, Page, Section
 from txl_report.facts.gathering import Facts
 from txl_report.facts.model import Context, family_of, memory_rows, size_of_files
 from txl_report.facts.plain import Missing
-from txl_report.measuring.results import ContextMeasure, TextMeasures
+from txl_report.measuring.results import ContextMeasure, DatastoreMeasures, TextMeasures
 from txl_report.numbers import counted, number, quantity, size
 from txl_report.rendering import render
 from txl_report.schema.measurement import Measurement
 from txl_report.sections.context_length import context_section, length_of
+from txl_report.sections.datastore import datastore_section
 from txl_report.sections.making import files_section, versions_section
 from txl_report.sections.memory import bits_of, memory_section, opening_of
 from txl_report.sections.model import model_section
@@ -22,20 +23,22 @@ from txl_report.sections.speed import engines_section, rate, speed_section, titl
 
 @dataclass(frozen=True)
 class Measures:
-    """The measurements for a page, each None if it was not made.
+    """The measurements for a page; each is None if it was not made.
 
     Attributes:
         source: the name of the text.
-        text, context: see `txl_report.measuring`; `Missing` if the measurement was tried in vain.
+        text, context: see `txl_report.measuring`; `Missing` if the measurement was tried but is impossible.
+        datastore: with and without a store; the page has this section only if it was measured.
     """
 
     source: str = ""
     text: TextMeasures | Missing | None = None
     context: ContextMeasure | Missing | None = None
+    datastore: DatastoreMeasures | None = None
 
 
 def page_of(facts: Facts, measures: Measures | None = None, when: str = "") -> str:
-    """Return the page as one HTML document, which loads nothing from the network and runs nothing.
+    """Return the page as one HTML document, which loads nothing from the network and has no scripts.
 
     Args:
         when: the time to note on the page. Without it the same facts and measures give the same bytes.
@@ -49,7 +52,7 @@ def page_of(facts: Facts, measures: Measures | None = None, when: str = "") -> s
 def page_values(facts: Facts, measures: Measures | None = None, when: str = "") -> Page:
     """Return the page as values, for rendering it and for callers that list its missing parts."""
     measured = measures or Measures()
-    # The first screen shows the later verification if there is one: it is of this machine and newer.
+    # If there is a later verification, the first screen shows it: it was made on this machine, and is newer.
     proof = facts.exported if isinstance(facts.repeated, Missing) else facts.repeated
     manifest = facts.manifest
     return Page(
@@ -73,6 +76,7 @@ def _sections(facts: Facts, measured: Measures) -> list[Section]:
         sameness_section(facts),
         memory_section(name, measured.text, measured.source, option),
         context_section(name, facts.context, measured.context, option),
+        *(() if measured.datastore is None else (datastore_section(measured.datastore),)),
         speed_section(name, facts.speed, facts.bench_file),
         engines_section(name, facts.engines),
         files_section(facts),
@@ -82,7 +86,7 @@ def _sections(facts: Facts, measured: Measures) -> list[Section]:
 
 def _figures(facts: Facts, measured: Measures) -> list[KeyFigure]:
     manifest = facts.manifest
-    parameters = f"{quantity(manifest.parameters)} parameters in {manifest.precision}"
+    parameters = f"{quantity(manifest.parameters)} parameters in {manifest.precision}, without this page"
     return [
         KeyFigure("Size", size(size_of_files(manifest)), parameters),
         _looks_back(facts, measured.context),

@@ -1,4 +1,4 @@
-"""Render blocks as HTML, with the templates of this package."""
+"""Render blocks as HTML with the templates of this package."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 RIGHT_TO_LEFT = {"R", "AL", "AN"}
+"""Unicode's bidirectional classes of characters that are written from right to left."""
 MOST_IN_A_ROW = 100_000
-"""Most characters of a text that stands alone, such as a command."""
+"""Maximum number of characters of a text that must not be shortened, such as a command."""
 
 
 def require_jinja() -> None:
-    """Refuse if jinja2 is missing.
+    """Check that jinja2 is installed.
 
     Raises:
         BackendError: jinja2 is missing; the message says how to install it.
@@ -41,7 +42,7 @@ def render(page: Page) -> str:
 
 @cache
 def _environment() -> Environment:
-    """Make the environment in which every value is escaped and an undefined one is an error."""
+    """Make the jinja2 environment, which escapes every value and raises an error for an undefined one."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     made = Environment(
@@ -56,12 +57,12 @@ def _environment() -> Environment:
 
 
 def _command(text: str) -> Markup:
-    """Show a command whole: a cut one could not be typed."""
+    """Show a command in full, because a shortened command could not be typed."""
     return shown(text, MOST_IN_A_ROW)
 
 
 def shown(text: str, most: int = MOST) -> Markup:
-    """Return any text as markup: escaped, with symbols for invisible characters; right-to-left text is isolated."""
+    """Return a text as safe markup: escaped, with symbols for invisible characters, and right-to-left text isolated."""
     from markupsafe import Markup, escape
 
     symbol = Markup('<span class="symbol">{}</span>')
@@ -71,7 +72,7 @@ def shown(text: str, most: int = MOST) -> Markup:
 
 
 def _drawn(drawing: str) -> Markup:
-    """Return a chart's drawing as markup; ElementTree has escaped it."""
+    """Return a chart's drawing as markup; ElementTree has already escaped its texts."""
     from markupsafe import Markup
 
     return Markup(drawing)  # noqa: S704 - made by charts/, of numbers and of texts that were escaped there

@@ -1,7 +1,7 @@
-"""Make text that strangers chose safe to show on a page: nothing in it is obeyed.
+"""Make text from strangers safe to show on a page: control characters in it have no effect.
 
-Names of files, words of a vocabulary and fields of a manifest can hold anything. Here a text becomes pieces: runs that
-are shown unchanged, and symbols for characters that cannot be shown. The page escapes both.
+File names, words of a vocabulary and fields of a manifest can hold anything. This module splits a text into pieces:
+runs that are shown unchanged, and symbols for characters that cannot be shown. The page escapes both.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import re
 from typing import NamedTuple
 
 MOST = 400
-"""Most characters of a name or a value that are shown: a manifest's may be of any length."""
+"""Maximum number of characters of a name or value that are shown: in a manifest it may have any length."""
 _PICTURES = {"\n": "⏎", "\t": "␉", "\x7f": "␡"}
 _OBEYED = re.compile("([\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff])")
-"""Control characters, line ends, marks that change the direction of text, and surrogates, which are no text."""
+"""Control characters, line ends, marks that change the direction of text, and surrogates."""
 
 
 class Piece(NamedTuple):
-    """A run of a text: its characters, or a symbol in place of one."""
+    """A part of a text: a run of characters, or a symbol that replaces one character."""
 
     text: str
     symbol: bool = False
@@ -26,8 +26,8 @@ class Piece(NamedTuple):
 def pieces(text: str, most: int = MOST) -> list[Piece]:
     """Split a text into runs and symbols, cut after `most` characters.
 
-    Control characters are shown as their pictures (␀, ⏎), marks that change the direction of text by their number
-    (U+202E), and bytes that are no UTF-8 in hexadecimal (0x80).
+    A control character becomes its picture (␀, ⏎), a mark that changes the direction of text its number (U+202E), and a
+    byte that is not UTF-8 its hexadecimal value (0x80).
     """
     parts = enumerate(_OBEYED.split(text[:most]))
     found = [Piece(_symbol_of(part), symbol=True) if at % 2 else Piece(part) for at, part in parts if part]
@@ -35,7 +35,7 @@ def pieces(text: str, most: int = MOST) -> list[Piece]:
 
 
 def as_one_line(text: str, most: int = MOST) -> str:
-    """Return the same as a plain text, for names and tooltips, which can hold no markup."""
+    """Return the pieces of a text joined as plain text, for names and tooltips, which cannot hold markup."""
     return "".join(piece.text for piece in pieces(text, most))
 
 
@@ -45,6 +45,6 @@ def _symbol_of(character: str) -> str:
         return _PICTURES[character]
     if code < 0x20:
         return chr(0x2400 + code)
-    if 0xDC80 <= code <= 0xDCFF:  # a byte that is no UTF-8, as Python holds it
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that is not UTF-8, which Python holds as a surrogate
         return f"0x{code - 0xDC00:02X}"
     return f"U+{code:04X}"

@@ -1,4 +1,4 @@
-"""Make the page of a bundle and write it: as a whole or not at all, never into a bundle."""
+"""Make the page of a bundle and write it: completely or not at all, and never into a bundle."""
 
 from __future__ import annotations
 
@@ -24,20 +24,22 @@ from txl_report.schema.reading import read_plain
 if TYPE_CHECKING:
     from txl_runtime.model import Model
 
-PAGE = "report.html"
-"""Name of the page in a bundle, which export wrote."""
+    from txl_report.measuring.datastore import Searched
+
 MOST_TEXT = 4 << 20
-"""Bytes of a text that are read: far more than are measured, and little to hold in memory."""
+"""Maximum number of bytes of a text that are read, 4 MiB: more than are ever measured, and small enough for memory."""
 _MANIFEST_HEAD = 4096
-"""Bytes of a file manifest.json that are searched for the format's name, to see if it is a bundle's."""
+"""Number of bytes at the beginning of a manifest.json in which the format's name is searched, to recognise a bundle."""
 
 Describe = Callable[[Manifest], Mapping[str, str]]
-"""Return the family's facts about a bundle's architecture, such as `txl_export.families.registry.facts_of_bundle`."""
+"""A function that returns the family's facts about the architecture, e.g.
+`txl_export.families.registry.facts_of_bundle`.
+"""
 
 
 @dataclass(frozen=True)
 class SectionState:
-    """A section of the page: its name, whether it has content, and a sentence for each missing part."""
+    """A section of the page: its name, whether it has content, and a sentence for each missing part of it."""
 
     name: str
     present: bool
@@ -45,7 +47,7 @@ class SectionState:
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenPage:
     """A page that was written.
 
     Attributes:
@@ -69,42 +71,46 @@ def write_report(
     bench: Path | None = None,
     verify: Path | None = None,
     context: bool = False,
+    datastore: Callable[[Model, Ids], Searched | None] | None = None,
     force: bool = False,
     describe: Describe | None = None,
     backend: str = "auto",
     when: str = "",
     listener: Listener | None = None,
-) -> Written:
+) -> WrittenPage:
     """Make the page of a bundle and write it.
 
     Args:
         bundle: the folder.
-        out: the file to write; it must not exist without `force`, and never lie in a bundle.
-        text: a file to measure on, which the bundle's vocabulary reads.
-        ids: int32 [T], token ids to measure on instead.
-        source: the name of those ids on the page.
+        out: the file to write; it must not exist unless `force` is given, and must not be inside a bundle.
+        text: a text file for the measurements, which the bundle's vocabulary encodes.
+        ids: int32 [T], token ids for the measurements, instead of a text file.
+        source: the name of the ids on the page.
         bench, verify: files that `txl-deploy bench --json` and `verify --json` wrote.
-        context: also measure how far back the model uses its context; that takes longest.
+        context: also measure the length of context that the model uses, which takes longest.
+        datastore: opens a store for the model and the text's ids, to measure with and without it; it may return None.
         force: replace an existing file.
-        describe: the family's facts about the bundle; without it the page has the manifest's tables alone.
+        describe: a function that returns the family's facts; without it the page has only the manifest's tables.
         backend: the backend that runs the model for measurements.
         when: a time to note on the page; without it the same bundle and text give the same page.
         listener: receives stages.
 
     Raises:
         BackendError: jinja2 is missing.
-        UsageError: the place, a file or the text cannot be used.
+        UsageError: the path `out`, an input file or the text cannot be used.
         BundleError: the bundle is damaged.
         TxlError: the page cannot be written; no part of it is left.
     """
     require_jinja()
-    heard = listener or Silent()
+    listener = listener or Silent()
     check_place(out, force)
     if text is not None and ids is not None:
         raise UsageError("both a text and token ids were given, expected one of them; leave one out")
     if context and text is None and ids is None:
         raise UsageError("--context measures on a text, and none was given; add --text FILE or --tokens FILE.npy")
-    heard.stage("read the bundle")
+    if datastore is not None and text is None and ids is None:
+        raise UsageError("--datastore is measured on a text, and none was given; add --text FILE or --tokens FILE.npy")
+    listener.stage("read the bundle")
     opened = open_bundle(bundle)
     facts = gather(opened, describe(opened.manifest) if describe else None, verify=verify, bench=bench)
     measured = None
@@ -113,24 +119,26 @@ def write_report(
     if ids is not None:
         import txl_runtime
 
-        measured = measure(txl_runtime.load(bundle, backend), ids, source, context=context, listener=heard)
-    heard.stage("write the page")
+        model = txl_runtime.load(bundle, backend)
+        searched = None if datastore is None else datastore(model, ids)
+        measured = measure(model, ids, source, context=context, listener=listener, searched=searched)
+    listener.stage("write the page")
     page = page_values(facts, measured, when)
     data = render(page).encode()
-    check_place(out, force)  # again: measuring takes a while
+    check_place(out, force)  # again, because measuring takes time
     write_named(out, data)
     states = [
         SectionState(section.name, section.present, tuple(found.why for found in section.gaps))
         for section in page.sections
     ]
-    return Written(str(out), len(data), tuple(states))
+    return WrittenPage(str(out), len(data), tuple(states))
 
 
 def ids_of_text(bundle: Bundle, text: Path) -> tuple[Ids, str]:
     """Encode a text, or the first whole lines of a long one, as token ids int32 [T]; also return its name on the page.
 
     Raises:
-        UsageError: the bundle reads no text, or the file cannot be read.
+        UsageError: the bundle has no vocabulary, or the file cannot be read.
     """
     vocabulary = bundle.vocabulary()
     if vocabulary is None:
@@ -147,12 +155,16 @@ def ids_of_text(bundle: Bundle, text: Path) -> tuple[Ids, str]:
     return vocabulary.encode(data), f"{text.name}, its first {len(data):,} bytes"
 
 
-def measure(model: Model, ids: Ids, source: str, *, context: bool, listener: Listener) -> Measures:
-    """Measure a model on a text, token ids int32 [T]: losses and, with `context`, the context in use.
+def measure(
+    model: Model, ids: Ids, source: str, *, context: bool, listener: Listener, searched: Searched | None = None
+) -> Measures:
+    """Measure a model on a text, token ids int32 [T]: losses and, with `context`, the length of context it uses.
 
-    Tokens that the bundle's matrices were fitted to are left out, and the source says so.
+    With `searched` the losses are measured with a datastore too.
+
+    Tokens to which the bundle's matrices were fitted are left out, and `source` on the page says so.
     """
-    from txl_report.measuring import measure_context, measure_text
+    from txl_report.measuring import measure_context, measure_datastore, measure_text
 
     ids, left_out = unfitted(model.manifest, ids)
     if left_out:
@@ -164,6 +176,7 @@ def measure(model: Model, ids: Ids, source: str, *, context: bool, listener: Lis
         source,
         measure_text(model, ids, listener),
         measure_context(model, ids, listener) if context else None,
+        None if searched is None else measure_datastore(model, ids, searched, listener),
     )
 
 
@@ -173,10 +186,10 @@ def page_for_export(
     """Make the page that goes into a bundle; if measuring fails, the page is shorter and the listener is warned.
 
     Args:
-        bundle: a sealed bundle, but for the page.
+        bundle: a complete bundle, except for the page.
         name: the bundle's name on the page.
-        described: its family's facts about it.
-        measured: measures it on the export's text; None if there was no text.
+        described: the family's facts about the bundle.
+        measured: a function that measures the bundle on the export's text; None if there was no text.
 
     Raises:
         BackendError: jinja2 is missing.
@@ -191,11 +204,11 @@ def page_for_export(
 
 
 def check_place(out: Path, force: bool) -> None:
-    """Refuse a place where no page can be written, before any work is done.
+    """Refuse a path at which no page can be written, before any work is done.
 
     Raises:
-        UsageError: something stands there and `force` is off, it is no plain file, or it lies in a bundle.
-        TxlError: the place cannot be looked at.
+        UsageError: a file exists and `force` is off, the path is no plain file, or it is inside a bundle.
+        TxlError: the path cannot be looked up.
     """
     if not out.name:
         raise UsageError(f"{out}: not a name for a page, expected e.g. report.html; give another -o")
@@ -218,7 +231,7 @@ def check_place(out: Path, force: bool) -> None:
 
 
 def _is_bundle(folder: Path) -> bool:
-    """Return True if a folder's manifest.json is a bundle's; other tools use the same name."""
+    """Return True if a folder's manifest.json is that of a bundle; other tools also use this file name."""
     try:
         with (folder / MANIFEST).open("rb") as file:
             return f'"{FORMAT}"'.encode() in file.read(_MANIFEST_HEAD)

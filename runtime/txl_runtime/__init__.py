@@ -1,4 +1,4 @@
-"""txl_runtime: stream a model with state from a bundle, without PyTorch.
+"""txl_runtime: run a model with state as a stream, from a bundle, without PyTorch.
 
     model = txl_runtime.load("model.txl")
     stream = model.stream()
@@ -33,7 +33,8 @@ __all__ = [
     "load",
 ]
 
-logging.getLogger(__name__).addHandler(logging.NullHandler())  # silent until an application listens
-# Newer builds of ONNX Runtime report every opened model to Microsoft, and keep a database of that in the home folder.
-# They read this variable once, at their start. To allow the reports, set it to 0 before the import.
+logging.getLogger(__name__).addHandler(logging.NullHandler())  # silent unless the application configures logging
+# Newer builds of ONNX Runtime report every opened model to Microsoft, and keep a database of the reports in the home
+# folder. They read this variable once, when they are imported. To allow the reports, set it to 0 before importing this
+# package.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

@@ -7,7 +7,7 @@
     ├── BackendError      an engine that is not installed or cannot run this bundle
     └── CheckError       a parity gate or a self-test that did not pass
 
-Each message says what was found, what was expected and what to do. `exit_code` is what the command line returns.
+Each message says what was found, what was expected and what to do. `exit_code` is the exit code of the command line.
 """
 
 from __future__ import annotations
@@ -52,26 +52,26 @@ class CheckError(TxlError):
 
 
 def printable(text: str) -> str:
-    r"""Return a text as one line for any terminal: line ends, control characters and surrogates as escapes, e.g. \n."""
+    r"""Return a text as one line for any terminal: line ends, controls and surrogates become escapes, e.g. \n."""
     if text.isprintable():
         return text
     return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
 
 
 def brief(text: str) -> str:
-    """Return a text for a quotation in a message, cut to 80 characters."""
+    """Return a text for quotation in a message, shortened to 80 characters."""
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def some(names: Sequence[str], most: int = 3) -> str:
-    """Return the first names and the number of the others: "a, b, c and 2 more"."""
+    """Return the first `most` names and the number of the rest: "a, b, c and 2 more"."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def nearest(name: str, known: Iterable[str], alike: float = 0.6) -> str:
-    """Return the known name that a misspelt one most likely stands for, or is the beginning of; "" if there is none.
+    """Return the known name that a misspelt or abbreviated name most likely means; "" if there is none.
 
-    `alike` is the least similarity, 0 … 1, as `difflib` measures it.
+    `alike` is the smallest accepted similarity, 0 … 1, as `difflib` measures it.
     """
     names = sorted(known)
     longer = [found for found in names if len(name) > 1 and found.startswith(name)]
@@ -79,15 +79,19 @@ def nearest(name: str, known: Iterable[str], alike: float = 0.6) -> str:
 
 
 def todo_about(name: str, missing: Iterable[str]) -> str:
-    """Return the advice for an unknown name while others are missing: "did you mean 'tokens'?" or "take it out"."""
-    meant = nearest(name, missing)
+    """Return advice for an unknown name, given the names that are missing: "did you mean 'tokens'?" or
+    "take it out". A missing name may be the abbreviation: "obs" is meant by "observation".
+    """
+    names = sorted(missing)
+    meant = nearest(name, names) or next((one for one in names if len(one) > 2 and name.startswith(one)), "")
     return f"did you mean {meant!r}?" if meant else "take it out"
 
 
 def one_line(error: BaseException) -> str:
-    """Return the text of a library's error as one line; a long one loses its middle, since causes stand at the ends.
+    """Return the text of a library's error as one line; the middle of a long text is cut, because causes are at the
+    ends.
 
-    It also loses paths of the sources that the library was built from, e.g. /onnxruntime_src/core/graph.cc:18.
+    Paths of the library's own source files are removed, e.g. /onnxruntime_src/core/graph.cc:18.
     """
     text = re.sub(r"/\S+\.(?:cc|cpp|h):\d+ ", "", " ".join(str(error).split()))
     return text if len(text) <= 360 else f"{text[:180]} … {text[-180:]}"

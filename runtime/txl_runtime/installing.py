@@ -1,4 +1,6 @@
-"""The pip line for a missing optional part: the project is on no index, and anyone may register its name there."""
+"""The pip command for a missing optional part. It names a local path: the project is on no package index, where a
+stranger could register its name.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from pathlib import Path
 
 
 def pip_line(extra: str) -> str:
-    """Return the line that installs an extra, e.g. "cpu": from this environment's package, or a checkout.
+    """Return the pip command that installs an extra, e.g. "cpu", from the same folder or file as this package.
 
     pip records in `direct_url.json` which folder or file it installed; for a package from an index it records nothing.
     """
@@ -23,6 +25,7 @@ def pip_line(extra: str) -> str:
         if url.scheme == "file" and place.exists():
             editable = "-e " if came.get("dir_info", {}).get("editable") else ""
             return f"pip install {editable}{shlex.quote(f'{place}[{extra}]')}"
-    except (PackageNotFoundError, ValueError, AttributeError, OSError):  # not installed, or a record in no known form
+    # not installed, or the record has an unknown form
+    except (PackageNotFoundError, ValueError, AttributeError, OSError):
         pass
     return f"pip install '.[{extra}]' in a checkout of the project"

@@ -1,9 +1,9 @@
-"""The limits by which a bundle, an engine or a competitor is judged; all of them stand here.
+"""All limits by which a bundle, an engine or a competitor is judged.
 
 The parity ladder (`LADDER`) has one rung per precision and kind of backend. Its numeric limits hold over chained
-segments, from an empty memory to one that has rolled over many times. Its distribution and task limits need a trained
-model and real text; without text they are reported as not judged. The other limits belong to one check each: drift,
-quantised matrices, the self-test, `verify --bisect`, the conformance list and `bench`.
+segments, from an empty memory to one that has rolled over many times. Its limits on distributions and perplexity need a
+trained model and real text; without text they are reported as not judged. Each of the other limits belongs to one
+check: drift, quantised matrices, the self-test, `verify --bisect`, the conformance list or `bench`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from txl_runtime.errors import BackendError
 
 @dataclass(frozen=True)
 class Limit:
-    """A row of `LIMITS`: the number by which a check judges, and the reason for it."""
+    """A row of `LIMITS`: the number by which a check judges, and the reason for this number."""
 
     value: float
     reason: str
@@ -59,36 +59,38 @@ LIMITS: dict[str, Limit] = {
 
 
 def limit_of(name: str) -> float:
-    """Return the number of an entry of `LIMITS`."""
+    """Return the number of the entry of `LIMITS` that has this name."""
     return LIMITS[name].value
 
 
 BISECT = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 0.15, "int8": 0.3, "int4": 1.0}
-"""For `verify --bisect` and the conformance list: the largest |Δ|, relative to max(1, largest |value|), that counts as
-rounding; a wrong weight gives far more."""
+"""Largest |Δ| that `verify --bisect` and the conformance list count as rounding, relative to max(1, largest |value|),
+by precision; a wrong weight gives far more.
+"""
 
 COMPETITOR_FP32 = 1e-3
-COMPETITOR_KL = {"fp16": 2e-2, "bf16": 2e-2, "int8": 2e-2, "int4": 0.2}
-"""For `bench`: the largest |Δ| in fp32, and the largest KL divergence of other precisions, between two computations of
-the same function. Wide enough for the rounding of each precision; a different function differs by 0.1 and more."""
+COMPETITOR_KL = {"fp16": 2e-2, "bf16": 2e-2, "int8": 2e-2, "fp8": 2e-2, "int4": 0.2}
+"""For `bench`, between two computations of the same function: the largest |Δ| in fp32, and the largest KL divergence in
+nats of lower precisions. Both allow for the rounding of each precision; a different function differs by 0.1 and more.
+"""
 
 
 @dataclass(frozen=True)
 class Rung:
-    """Limits of one precision on one kind of backend; None where the ladder sets none.
+    """Limits of one precision on one kind of backend; None for a measure that is not limited.
 
     Attributes:
         logprobs: largest |Δ| of a log-probability, in nats; of any other output relative to max(1, largest |value|).
-        memory: largest |Δ| of a value of memory or state, relative to max(1, largest |value| of the reference).
-            For both see "mask" in `LIMITS`.
-        kl: mean Kullback-Leibler divergence from the reference, in nats.
-        top1: share of positions, near-ties aside, whose most probable token agrees.
-        perplexity: relative difference of the perplexity on real text.
-        burst: the least mean error that counts as drift, as a share of the standard deviation. Errors of half precision
-            come in bursts, of which one quarter of a chain may hold more than the others. None: "drift floor" of
+        memory: largest |Δ| of a value of memory or state, relative to max(1, largest |value| of the reference). For
+            both see "mask" in `LIMITS`.
+        kl: largest mean Kullback-Leibler divergence from the reference, in nats.
+        top1: smallest share of positions at which the most probable token agrees, not counting near-ties.
+        perplexity: largest relative difference of the perplexity on real text.
+        burst: smallest mean error that counts as drift, as a share of the standard deviation. Errors of half precision
+            come in bursts, and one quarter of a chain may have more bursts than the rest. None: use "drift floor" of
             `LIMITS`.
-        deviation: root of the mean squared Δ of a state, or of an output that is no log-probability, relative to the
-            standard deviation of its values.
+        deviation: largest root mean square of Δ of a state, or of an output that is no log-probability, relative to the
+            standard deviation of the values.
     """
 
     logprobs: float | None
@@ -105,14 +107,17 @@ LADDER: dict[tuple[str, str], Rung] = {
     ("fp32", "device"): Rung(logprobs=1e-3, memory=1e-3, kl=1e-6, top1=None, perplexity=1e-4),
     ("fp16", "any"): Rung(logprobs=None, memory=None, kl=1e-4, top1=0.995, perplexity=1e-3, deviation=1e-2, burst=1e-4),
     ("bf16", "any"): Rung(logprobs=None, memory=None, kl=1e-4, top1=0.995, perplexity=1e-3, deviation=5e-2, burst=5e-4),
+    ("int8", "device"): Rung(logprobs=None, memory=None, kl=5e-3, top1=0.97, perplexity=5e-3, deviation=5e-2),
+    ("fp8", "device"): Rung(logprobs=None, memory=None, kl=5e-3, top1=0.97, perplexity=5e-3, deviation=5e-2),
     ("int8", "any"): Rung(logprobs=None, memory=None, kl=5e-3, top1=0.97, perplexity=5e-3),
     ("int4", "any"): Rung(logprobs=None, memory=None, kl=3e-2, top1=0.92, perplexity=3e-2),
 }
+"""The parity ladder: limits by (precision, kind of backend); "any" stands for every backend."""
 
 
 def rung(precision: str, backend: str) -> Rung:
-    """Return the limits for a precision on a backend, "cpu" or any name of a device backend."""
-    place = "cpu" if backend == "cpu" else "device"
+    """Return the limits for a precision on a backend; `backend` is "cpu", "native" or the name of a device backend."""
+    place = "cpu" if backend in ("cpu", "native") else "device"
     found = LADDER.get((precision, place)) or LADDER.get((precision, "any"))
     if found is None:
         raise BackendError(f"precision {precision!r} has no rung on the parity ladder; use fp32")
@@ -127,21 +132,25 @@ def float32_limit() -> float:
 
 
 def explained(own: float) -> float:
-    """Return the largest error of a bundle that the model's own rounding, float32 against float64, explains."""
+    """Return the largest error of a bundle that the model's own rounding error `own` (float32 against float64)
+    explains.
+    """
     return limit_of("explained") * own
 
 
 def no_drift_limit(early_mean: float, floor: float | None = None) -> float:
-    """Return the largest late mean error that is no drift: "drift" times the early one, plus a floor."""
+    """Return the largest mean error late in a chain that is no drift: "drift" of `LIMITS` times the early mean error,
+    plus a floor.
+    """
     return limit_of("drift") * early_mean + (limit_of("drift floor") if floor is None else floor)
 
 
 def chain_limit(precision: str, real: bool) -> float:
     """Return the largest mean divergence of a single chain in a precision below float32.
 
-    The mean over all chains would hide a bad one; a right bundle's worst chain reaches 1.9 times that mean. On random
-    inputs the ladder judges no distribution below float32, so the limit is the one between competitors: rounding stays
-    far below it, and a different function does not.
+    The mean over all chains would hide one bad chain; the worst chain of a correct bundle reaches 1.9 times that mean.
+    On random inputs the ladder does not judge distributions below float32, so the limit is the one between competitors:
+    rounding stays far below it, and a different function does not.
 
     Args:
         real: whether the inputs are real text.
@@ -150,7 +159,7 @@ def chain_limit(precision: str, real: bool) -> float:
 
 
 def competitor_limit(precisions: set[str]) -> tuple[str, float]:
-    """Return the measure by which `bench` compares two competitors, "max_abs" or "kl", and its limit."""
+    """Return (measure, limit) by which `bench` compares competitors of these precisions; "max_abs" or "kl"."""
     lower = precisions - {"fp32"}
     widest = max(COMPETITOR_KL.values())
     most = max((COMPETITOR_KL.get(name, widest) for name in lower), default=COMPETITOR_FP32)
@@ -158,9 +167,9 @@ def competitor_limit(precisions: set[str]) -> tuple[str, float]:
 
 
 def competitor_step_limit(precision: str) -> tuple[str, float]:
-    """Return the measure by which `bench` compares a step of this precision with its module, and its limit.
+    """Return (measure, limit) by which `bench` compares a step of this precision with its PyTorch module.
 
-    "max_abs", relative to max(1, largest |value|), in fp32; else "deviation", as on the ladder (see `Rung`).
+    The measure is "max_abs", relative to max(1, largest |value|), in fp32; else "deviation", as on the ladder (`Rung`).
     """
     deviation = rung(precision, "any").deviation
     return ("max_abs", COMPETITOR_FP32) if deviation is None else ("deviation", limit_of("further") * deviation)

@@ -1,4 +1,4 @@
-"""The listener, to which long work reports stages, progress and warnings."""
+"""The listener, to which long operations report stages, progress and warnings."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Protocol
 
 
 class Listener(Protocol):
-    """A receiver of stages, progress and warnings; the command line's draws them."""
+    """A receiver of stages, progress and warnings; the command line has one that draws them."""
 
     def stage(self, title: str, total: int | None = None) -> None:
-        """Begin a new stage; `total` is its number of steps, if known."""
+        """Begin a new stage; `total` is the stage's number of steps, if known."""
         return
 
     def advance(self, steps: int = 1) -> None:

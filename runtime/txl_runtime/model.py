@@ -1,4 +1,4 @@
-"""A loaded bundle: its programs, opened by one engine, from which streams are made."""
+"""A loaded bundle: programs that one engine has opened, and the streams that run them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from txl_runtime.bundle.folder import undisturbed
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import Bundle, bundle_path, read_bundle
-from txl_runtime.errors import BackendError, UsageError
+from txl_runtime.errors import BackendError, BundleError, UsageError
 from txl_runtime.host.backend import open_host
 from txl_runtime.host.huge_pages import in_huge_pages
 from txl_runtime.streaming.checks import check_flag, is_whole, shown
@@ -34,18 +34,20 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-BACKENDS = ("auto", "cpu", "rtx", "tensorrt", "cuda")
+BACKENDS = ("auto", "cpu", "rtx", "tensorrt", "cuda", "native")
+"""Names of backends that `load` accepts."""
 FORMS = ("fast", "plain")
+"""Names of forms of graphs that `load` accepts."""
 
 
 class Model:
-    """A loaded bundle. Threads may share it; each needs its own stream.
+    """A loaded bundle. Threads may share a model; each thread needs its own stream.
 
-    `with txl_runtime.load(path) as model:` closes it at the end, as `close` does.
+    `with txl_runtime.load(path) as model:` closes the model at the end, as `close` does.
 
     Attributes:
         bundle: the bundle's files.
-        backend: the opened backend; `backend.description` names its engine.
+        backend: the opened backend; `backend.description` names the engine.
         backend_notes: for backend "auto", the reason why each faster backend does not run here, by name.
     """
 
@@ -98,8 +100,8 @@ class Model:
     def close(self) -> None:
         """Release the memory of the model and its streams, on the host and a device: weights, states, engines.
 
-        From then on, the model, its streams and sessions on it raise UsageError; the manifest stays readable. A step
-        that runs in a different thread ends first, and keeps its memory until then. A second call does nothing.
+        Afterwards the model, its streams and its sessions raise UsageError; the manifest stays readable. A step that is
+        running in a different thread keeps its memory until it ends. A second call does nothing.
         """
         self.backend = cast("Backend", Closed())
         for stream in list(self._streams):
@@ -112,40 +114,42 @@ class Model:
 
     @property
     def update(self) -> str:
-        """The update rule of its memory."""
+        """The update rule of the state, e.g. "ring"."""
         return self.backend.update
 
     @property
     def vocab_size(self) -> int | None:
-        """V, the number of token ids; None for a model without tokens."""
+        """The number of token ids; None for a model without tokens."""
         return self.manifest.vocab_size or None
 
     @property
     def memory_length(self) -> int | None:
-        """M, the most memory rows per layer; None for a model without memory rows."""
+        """The maximum number of memory rows per layer; None for a model without memory rows."""
         return self.manifest.memory_length if self.manifest.can.count_rows else None
 
     @property
     def batch_size(self) -> int:
-        """B, the most sequences a stream can have."""
+        """The maximum number of sequences of a stream."""
         return self.manifest.batch_size
 
     @property
     def segment_lengths(self) -> tuple[int, ...]:
-        """L of all programs of segments, largest first."""
+        """Segment lengths of the programs, largest first."""
         return self.manifest.segment_lengths
 
     @cached_property
     def vocabulary(self) -> Vocabulary | None:
-        """The vocabulary, or None; read once. If the folder may be replaced later, read it right after loading."""
+        """The vocabulary, read at the first use; None if the bundle has none. If the folder may be replaced, use it
+        right after loading.
+        """
         return self.bundle.vocabulary()
 
     def stream(self, batch_size: int | None = None, memory_length: int | None = None) -> Stream:
-        """Open a stream of fresh sequences.
+        """Open a stream whose sequences are in their first state.
 
         Args:
-            batch_size: b, the number of sequences; None for B.
-            memory_length: most memory rows that a sequence keeps; None for M.
+            batch_size: number of sequences; None for the bundle's batch size.
+            memory_length: maximum number of memory rows that a sequence keeps; None for the bundle's.
 
         Raises:
             UsageError: a number is out of range for the bundle, or the model counts no memory rows.
@@ -162,38 +166,47 @@ class Model:
             )
         manifest = self.backend.fitting(self.manifest, int(b))
         loop = self.backend.open_loop(manifest, self._initial)
-        if memory_length is not None:
-            loop.limit(np.arange(manifest.batch_size), check_memory_length(memory_length, manifest))
         stream = Stream(manifest, loop, self.update, int(b), lambda: self.vocabulary)
+        if memory_length is not None:
+            rows = check_memory_length(memory_length, manifest)
+            loop.limit(np.arange(manifest.batch_size), rows)
+            stream.limited = rows < manifest.memory_length
         self._streams.add(stream)
         return stream
 
     def rank(
         self, context: ArrayLike, hypotheses: Sequence[ArrayLike], state: RowState | StreamState | None = None
     ) -> NDArray[np.float64]:
-        """Return the costs of hypotheses that continue the same context; the most probable one costs least.
+        """Return the costs of n hypotheses that continue the same context; the most probable one costs least.
 
-        There may be any number of them, of any lengths; up to B run side by side. A hypothesis's cost does not depend
-        on the others, except for rounding.
+        Any number of hypotheses of any lengths is allowed; as many as the batch size run side by side. A hypothesis's
+        cost does not depend on the other hypotheses, except for rounding.
 
         Args:
             context: tokens [T], at least one, or text, which precedes each hypothesis.
-            hypotheses: tokens [T] or a text each; one without tokens costs 0.
-            state: state of one sequence before the context, from `Stream.take` or a saved one; None for a fresh one. It
-                does not change.
+            hypotheses: tokens [T] or a text for each; a hypothesis without tokens costs 0.
+            state: state of one sequence before the context, from `Stream.take` or a file; None for the first state. It
+                is not changed.
 
         Returns:
-            float64 [n]: the negative log-likelihood of each, in nats, summed over its tokens.
+            float64 [n]: the negative log-likelihood of each hypothesis, in nats, summed over its tokens.
 
         Raises:
             UsageError: tokens or the state do not fit the model, or the model cannot score tokens.
+
+        Example:
+            >>> model = txl_runtime.load("samples/tiny.txl")
+            >>> int(model.rank("the licen", ["se", "zq"]).argmin())
+            0
         """
         from txl_runtime.streaming.ranking import rank
 
         return rank(self.stream, self.manifest, context, hypotheses, state)
 
     def open_loop(self) -> Loop:
-        """Return a loop of B fresh sequences, which shows what a stream hides: the engine's buffers and memory."""
+        """Return a loop of fresh sequences, for measurements and tests: it gives access to the engine's buffers and
+        memory.
+        """
         return self.backend.open_loop(self.manifest, self._initial)
 
 
@@ -210,30 +223,30 @@ def load(
 ) -> Model:
     """Load a bundle.
 
-    If the folder is replaced meanwhile, loading fails, so that a model never mixes two bundles.
+    If the folder is replaced during loading, an error is raised, so that a model never mixes files of two bundles.
 
     Args:
         path: the bundle's folder.
-        backend: cpu, cuda (ONNX Runtime), tensorrt or rtx (engines that `txl-deploy build` made); auto for the best
-            that runs here (`Model.backend_notes` has the reasons why others do not).
+        backend: cpu, cuda (ONNX Runtime), tensorrt, rtx or native (engines that `txl-deploy build` made); auto for the
+            best that runs here (`Model.backend_notes` has the reasons against the others). auto takes native only if
+            this user built it.
         threads: the engine's threads, 1 … 1024; None for one per physical core.
         verify_files: whether to check every file's SHA-256 (sizes are always checked).
-        update: rolled or ring, the update rule of the programs to run; None for the best that the backend supports (a
-            ring, with ONNX Runtime from 1.25 on).
-        lean: whether to use the weights in the mapped file instead of a copy laid out for speed.
-        forms: fast, the fastest on the CPU: the loop, not the graph, keeps the states of idle sequences, with the same
-            bits; or plain, the bundle's graphs unchanged.
-        trial: for a stranger's bundle, on the CPU only: open its graphs in a bounded process before they are opened
-            here, and run each new combination of sizes there before it runs here. True for 512 MiB plus 64 bytes for
-            each byte of the weight file, 30 s of processor time and 5 minutes of wall-clock time;
-            `txl_runtime.sandbox.process.Bounds(memory, processor_seconds, seconds)` for other bounds. Only Linux
-            enforces the first two.
-        huge_pages: whether the CPU's weights are put into large pages, on Linux and from 32 MiB on, but not in a trial.
-            It takes 0.1 to 0.2 s of processor time for 100 MB, and no memory; the log says how much it was.
+        update: rolled or ring, the update rule of the programs to run; None for the fastest that the backend supports
+            (ring, with ONNX Runtime 1.25 or newer).
+        lean: use the weights directly in the memory-mapped file instead of a copy laid out for speed.
+        forms: fast or plain. fast, on the CPU: the loop instead of the graph keeps the states of idle sequences, with
+            the same bits. plain: the bundle's graphs are used unchanged.
+        trial: for a stranger's bundle, on the CPU only: open the graphs in a limited process before they are opened
+            here, and run each new combination of sizes there first. True allows 512 MiB plus 64 bytes for each byte of
+            the weight file, 30 s of processor time and 5 minutes of wall-clock time. For different limits give
+            `txl_runtime.sandbox.process.Bounds(memory, processor_seconds, seconds)`. Only Linux enforces the first two.
+        huge_pages: put the CPU's weights into large pages, on Linux, if they have 32 MiB or more, but not in a trial.
+            This takes 0.1 to 0.2 s of processor time per 100 MB, and no memory; the log says how much was moved.
 
     Raises:
-        BundleError: the bundle is missing, altered, inconsistent or too new, it was replaced meanwhile, or a trial
-            ended. Later calls that run a segment of new sizes raise it, too.
+        BundleError: the bundle is missing, altered, inconsistent or too new, it was replaced during loading, or a trial
+            failed. With `trial`, later calls that run a segment of new sizes may also raise it.
         BackendError: the engine is not installed or cannot run the bundle.
         UsageError: the bundle has no programs of that update rule, or `trial` is used with a device's backend.
     """
@@ -259,10 +272,16 @@ def _open(
     trial: bool | Bounds,
     huge_pages: bool,
 ) -> tuple[Backend, dict[str, str]]:
-    """Return the named backend, or the best that opens the bundle for "auto"; and by name why others do not."""
+    """Return the named backend, or for "auto" the best one that opens the bundle; and the reasons against others, by
+    name.
+    """
     notes: dict[str, str] = {}
     if trial is not False:
         notes = {} if name == "cpu" else dict.fromkeys(BACKENDS[2:], "a trial runs on the CPU alone")
+    elif name == "native":
+        from txl_runtime.native.opening import open_native
+
+        return open_native(bundle, update, threads, lean, huge_pages), notes
     elif name != "cpu":
         from txl_runtime.device import choosing
 
@@ -271,8 +290,28 @@ def _open(
         device, notes = choosing.choose_device(bundle, update)
         if device is not None:
             return device, notes
+        step, reason = _own_step(bundle, update, threads, lean, huge_pages)
+        if step is not None:
+            return step, notes
+        notes["native"] = reason
     try:
         with in_huge_pages() if huge_pages else nullcontext():
             return open_host(bundle, update, threads, lean, forms, trial), notes
     except BackendError as error:
         raise BackendError("; ".join([str(error), *(f"{name}: {reason}" for name, reason in notes.items())])) from None
+
+
+def _own_step(
+    bundle: Bundle, update: str | None, threads: int | None, lean: bool, huge_pages: bool
+) -> tuple[Backend | None, str]:
+    """Return (the backend "native", "") if this user compiled the bundle's step on this machine; else (None, the
+    reason).
+    """
+    from txl_runtime.native import opening
+
+    if reason := opening.missing(bundle, update, lean):
+        return None, reason
+    try:
+        return opening.open_native(bundle, update, threads, lean, huge_pages, own=True), ""
+    except (BackendError, BundleError) as error:
+        return None, str(error)

@@ -1,8 +1,8 @@
-"""The self-test: it replays stored vectors, to check that a bundle computes the reference's results on this machine.
+"""The self-test, which replays stored vectors to check that a bundle computes the reference's results on this machine.
 
-The vectors are steps through every program, with states empty, filling, full and rolled over, partial segments and
-idle sequences; the expected values came from the reference, not from an engine. The file is small: it has some values
-of every output and state, in the order of one sequence's own array.
+The vectors are steps through every program, with states empty, filling, full and rolled over, partial segments and idle
+sequences. The reference computed the expected values, not an engine. The file is small: of every output and state it
+has only some values, which are named by their flat indices in the array of one sequence.
 
     length     int32 [steps], L of the call   counts     int32 [steps, B], lengths
     reset      bool [steps, B], sequences that are reset before the step
@@ -20,13 +20,14 @@ before they are replayed (`translated`):
     logprobs   float32 [steps, B, P, C]       memory/<state>   float32 [B, 2, ...]: oldest and newest row at the end
 
 Below float32 there is no absolute limit. Both forms then have the differences that the exporter's machine reached, and
-twice those are allowed. There, half precision is rounded after every operator, as on a device that fuses none.
+twice these differences are allowed. That machine rounds half precision after every operator, as a device does that
+fuses no operators.
 
     reached    float64 [2]: the largest differences of log-probabilities and memory, or of outputs and state; at most
                the largest stored value of each, or 1 if they are relative
 
-A Transformer-XL in half precision is also judged row by row. A largest difference hides a fault in few rows; and only
-the layers below a layer have rounded its memory, so that a fault there stands out ("rows" of `LIMITS`):
+A Transformer-XL in half precision is also judged row by row, because a largest difference hides a fault in a few rows.
+Memory is rounded only by the layers below it, so a fault there stands out ("rows" of `LIMITS`):
 
     rows       int32 [R], rows of the first sequences' memory after the last step, 0 for the newest
     channels   int32 [C], indices of values in a row
@@ -50,7 +51,9 @@ from txl_runtime.model import Model
 from txl_runtime.types import Array, Floats
 
 WARM = 2.0
-"""Temperature at which the sums of a program "next" are compared; 1 would hide a program that ignores it."""
+"""Temperature at which the sums of a program "next" are compared: at 1, a program that ignores the temperature would
+pass.
+"""
 WORDS = {
     "logprobs": "log-probabilities",
     "memory": "memory",
@@ -58,7 +61,7 @@ WORDS = {
     "outputs": "outputs",
     "state": "state",
 }
-"""Names for people, by key of `SelftestResult.largest`."""
+"""Words for messages, by the keys of `SelftestResult.largest`."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +71,13 @@ class SelftestResult:
     Attributes:
         backend: description of the engine.
         steps: number of steps replayed per stream.
-        streams: numbers of live sequences that were tried.
+        streams: the numbers of live sequences with which the steps were replayed.
         largest: the largest differences by name; NaN counts as infinite. For a Transformer-XL: "logprobs", |Δ|;
             "memory", relative to max(1, largest |value|); and in half precision "rows", relative to their rounding. For
             any other step: "outputs" and "state", relative as above except for log-probabilities (see "mask" in
             `ladder.LIMITS`); a whole number that differs counts as infinite.
-        limits: the limits by the same names.
-        rows: root mean square of each row's difference, by the names of `reached/…`, with all sequences live.
+        limits: the limits, by the same names.
+        rows: root mean square of each row's difference when all sequences are live, by the names after `reached/`.
     """
 
     backend: str
@@ -113,13 +116,13 @@ class SelftestResult:
 
 
 def run_selftest(model: Model, precision: str | None = None) -> SelftestResult:
-    """Replay the bundle's vectors with 1 … B live sequences, and with each B that engines are built for.
+    """Replay the bundle's vectors with different numbers of live sequences, and each batch size that engines have.
 
-    In lockstep all B sequences run.
+    In lockstep, all sequences run.
 
     Args:
-        model: model of the bundle, or of a float32 copy that rounds as the bundle does.
-        precision: the bundle's precision, if the model is such a copy.
+        model: the loaded bundle, or a float32 copy of it that rounds as the bundle does.
+        precision: the bundle's precision, if `model` is a float32 copy.
 
     Raises:
         BundleError: the bundle has no usable vectors.
@@ -136,17 +139,18 @@ def run_selftest(model: Model, precision: str | None = None) -> SelftestResult:
     try:
         if "tokens" in vectors:
             vectors = translated(vectors, model)
-        if not all(map(math.isfinite, limits)):
-            limits = [limit_of("further") * value + float32_limit() for value in reached(model, vectors)]
+        if model.backend.reached is not None or not all(map(math.isfinite, limits)):
+            there = model.backend.reached or reached(model, vectors)
+            limits = [limit_of("further") * value + float32_limit() for value in there]
         errors: list[tuple[float, ...]] = []
         for b in streams:
             errors.append(_replay(model, vectors, b, rows))
-            if "reached/logprobs" in vectors:
+            if "reached/logprobs" in vectors and model.backend.reached is None:
                 errors[-1] += (_further(rows, vectors),)
         kinds = {program.kind for program in model.backend.programs}
         errors += [(_shortcuts(model, vectors, kinds, b),) for b in (batch, *sizes)]
         steps = len(vectors["length"])
-    except (KeyError, IndexError, TypeError, ValueError) as error:  # a stream's UsageError is a ValueError
+    except (KeyError, IndexError, TypeError, ValueError) as error:  # UsageError of a stream is a ValueError, too
         raise BundleError(f"{model.bundle.path}: stored vectors do not fit ({error}); export the model again") from None
     largest = [max(found) for found in zip_longest(*errors, fillvalue=0.0)]
     limits.append(limit_of("rows"))
@@ -156,11 +160,11 @@ def run_selftest(model: Model, precision: str | None = None) -> SelftestResult:
 
 
 def translated(vectors: Mapping[str, Array], model: Model) -> dict[str, Array]:
-    """Convert a Transformer-XL's vectors to the form of any step.
+    """Convert a Transformer-XL's vectors to the general form, the first one in the module's description.
 
     Returns:
-        Vectors in that form, except that state_place/<name> is [B, P], since the oldest row has a different index in
-        each sequence. In half precision, "row_place/<state>", int [R, C], has the flat indices of row/<state>.
+        Vectors in the general form, except that state_place/<name> is [B, P], because the oldest row has a different
+        index in each sequence. In half precision, "row_place/<state>", int [R, C], has the flat indices of row/<state>.
     """
     manifest = model.manifest
     tokens, logprobs, most = manifest.tokens, manifest.logprobs, manifest.memory_length
@@ -168,7 +172,8 @@ def translated(vectors: Mapping[str, Array], model: Model) -> dict[str, Array]:
         raise ValueError("vectors of token ids, which this model does not take")
     positions, counts, expected = vectors["positions"], vectors["counts"], vectors["logprobs"]
     columns = np.arange(manifest.vocab_size)[vectors["columns"]]
-    if expected.shape != (*positions.shape, *columns.shape):  # checked first: their product bounds the memory below
+    # checked first, because this size limits the memory that the next lines allocate
+    if expected.shape != (*positions.shape, *columns.shape):
         raise ValueError(f"log-probabilities of shape {expected.shape} at {positions.shape} of {columns.shape}")
     if expected.dtype.kind != "f":
         raise ValueError(f"log-probabilities are {expected.dtype}")
@@ -192,17 +197,18 @@ def translated(vectors: Mapping[str, Array], model: Model) -> dict[str, Array]:
         )
         if "rows" in vectors:
             wanted, picked, channels = vectors[f"row/{name}"], vectors["rows"], vectors["channels"]
-            if wanted.shape[1:] != (*picked.shape, *channels.shape):  # checked first, as above
+            # checked first, because this size limits the memory that the next line allocates
+            if wanted.shape[1:] != (*picked.shape, *channels.shape):
                 raise ValueError(f"rows of {name} have shape {wanted.shape}, {picked.shape} of {channels.shape} named")
             found[f"row_place/{name}"] = of_row[most - 1 - picked[:, None], channels]
     return found
 
 
 def reached(model: Model, vectors: Mapping[str, Array]) -> list[float]:
-    """Return the errors of outputs and state that the exporter's machine reached, from vectors in the form of any step.
+    """Return the errors of [outputs, state] that the exporter's machine reached, from vectors in the general form.
 
     Raises:
-        BundleError: an error is not between 0 and the largest stored value: with a larger one anything would pass.
+        BundleError: an error is below 0 or above the largest stored value: with a larger one any result would pass.
     """
     logprobs, found = model.manifest.logprobs, [float(value) for value in vectors["reached"].ravel()]
     nats = "" if logprobs is None else f"output/{logprobs.name}"
@@ -210,7 +216,8 @@ def reached(model: Model, vectors: Mapping[str, Array]) -> list[float]:
     for name, values in vectors.items():
         if (kind := name.partition("/")[0]) in most and values.dtype.kind == "f":
             sizes = np.abs(values)
-            sizes = sizes[sizes < limit_of("mask")] if name == nats else np.fmin(sizes, 1)  # relative errors: at most 1
+            # relative errors count as at most 1
+            sizes = sizes[sizes < limit_of("mask")] if name == nats else np.fmin(sizes, 1)
             most[kind] = float(sizes.max(initial=most[kind]))
     if len(found) != 2 or not all(0 <= one <= size for one, size in zip(found, most.values(), strict=True)):
         raise BundleError(
@@ -221,7 +228,9 @@ def reached(model: Model, vectors: Mapping[str, Array]) -> list[float]:
 
 
 def _replay(model: Model, vectors: Mapping[str, Array], b: int, rows: dict[str, Array]) -> tuple[float, float]:
-    """Return the largest differences of outputs and state with b live sequences, and write those of rows to `rows`."""
+    """Return the largest differences of (outputs, state) with b live sequences, and write those of single rows to
+    `rows`.
+    """
     manifest, stream, values = model.manifest, model.stream(b), 0
     steps = vectors["counts"].shape
     chosen = {
@@ -276,10 +285,10 @@ def _replay(model: Model, vectors: Mapping[str, Array], b: int, rows: dict[str, 
 
 
 def relative_difference(found: Array, expected: Array, nats: bool = False) -> float:
-    """Return the largest |Δ|, divided by max(1, largest |value|), or by 1 with `nats`.
+    """Return the largest |Δ|, divided by max(1, largest |value|), or undivided with `nats`.
 
-    For values from "mask" of `LIMITS` on, e.g. -1e4, it is divided by the value itself. Whole numbers and booleans have
-    to be equal, or the result is infinite.
+    If |value| is at least "mask" of `LIMITS`, e.g. for -1e4, Δ is divided by the value itself. Whole numbers and
+    booleans must be equal, or the result is infinite.
     """
     if found.shape != expected.shape:
         raise ValueError(f"values have shape {found.shape}, stored were {expected.shape}")
@@ -287,13 +296,15 @@ def relative_difference(found: Array, expected: Array, nats: bool = False) -> fl
         return 0.0 if np.array_equal(found, expected) else np.inf
     sizes, mask = np.abs(expected), limit_of("mask")
     scale = 1.0 if nats else float(sizes[sizes < mask].max(initial=1))
-    with np.errstate(all="ignore"):  # NaN counts as infinitely far
+    with np.errstate(all="ignore"):  # NaN counts as an infinite difference
         apart = np.abs(found.astype(np.float64) - expected) / np.where(sizes < mask, scale, sizes)
     return float(np.nan_to_num(np.where(found == expected, 0, apart), nan=np.inf).max(initial=0))
 
 
 def _shortcuts(model: Model, vectors: Mapping[str, Array], kinds: Set[str], b: int) -> float:
-    """Return the largest difference between an engine's programs "score", "last" and "next" and its whole programs."""
+    """Return the largest difference between an engine's shortcut programs "score", "last" and "next" and its whole
+    programs.
+    """
     if model.manifest.tokens is None or not kinds & {"score", "last", "next"}:
         return 0.0
     name = model.manifest.tokens.name
@@ -316,15 +327,15 @@ def _shortcuts(model: Model, vectors: Mapping[str, Array], kinds: Set[str], b: i
 
 
 def _deviation(found: Array, expected: Array) -> Array:
-    """Return root mean squares of the differences of rows, [..., C] → [...]; infinite for NaN."""
+    """Return the root mean square of each row's differences, [..., C] → [...]; infinite if a row has NaN."""
     squares = np.nan_to_num((found.astype(np.float64) - expected) ** 2, nan=np.inf)
     return np.asarray(np.sqrt(squares.sum(axis=-1) / max(1, squares.shape[-1])))
 
 
 def _further(rows: Mapping[str, Array], vectors: Mapping[str, Array]) -> float:
-    """Return the largest ratio of a row's difference to that on the exporter's machine.
+    """Return the largest ratio of a row's difference here to the same row's difference on the exporter's machine.
 
-    A row's difference there counts at least as the root mean square of all rows'.
+    The latter counts as at least the root mean square of all rows' differences on that machine.
     """
     worst = 0.0
     for name, found in rows.items():

@@ -1,7 +1,7 @@
-"""Environment and folder for child processes, and the signal that ended one.
+"""The environment and folder in which child processes start, and the name of the signal that ended one.
 
 A child must not run in the user's current folder, which may be a stranger's bundle: with `-m`, `-c` or an empty entry
-of PYTHONPATH, Python imports from it. Python 3.10 has no option against that.
+of PYTHONPATH, Python imports from that folder. Python 3.10 has no option to prevent this.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 APART = Path(sys.prefix)
-"""Current folder of child processes: that of this Python, which is as trusted as Python itself."""
+"""Current folder of child processes: the folder of this Python installation, which is as trusted as Python itself."""
 
 
 def environment() -> dict[str, str]:

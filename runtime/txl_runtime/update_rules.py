@@ -1,4 +1,4 @@
-"""What the ONNX Runtime that is installed can run."""
+"""The opsets (versions of ONNX's operators) and update rules that the installed ONNX Runtime supports."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import re
 from collections.abc import Sequence
 
 FIRST_VERSIONS = {22: (1, 21), 23: (1, 23), 24: (1, 25)}
-"""The first ONNX Runtime for graphs of an opset; those before 22 run with every version that is supported.
+"""First ONNX Runtime version that runs graphs of an opset; every supported version runs opsets before 22.
 
-1.24 opens graphs of opset 24 and has no TensorScatter, for whose sake they are of it. Python 3.10 has no 1.24.
+1.24 opens graphs of opset 24, but lacks TensorScatter, the reason why they have this opset. Python 3.10 has no 1.24.
 """
 RING = 24
-"""The opset of graphs that write a ring."""
+"""The opset of graphs with a ring: the first with TensorScatter."""
 
 
 def missing_version(opset: int, installed: str) -> str:
-    """The first ONNX Runtime that runs graphs of an opset, where the installed version is older; else ""."""
+    """Return the first ONNX Runtime version that runs an opset, if the installed version is older; else ""."""
     numbers = re.match(r"(\d+)\.(\d+)", installed)
     first = FIRST_VERSIONS.get(opset, (0, 0))
     old = numbers is not None and (int(numbers[1]), int(numbers[2])) < first
@@ -23,14 +23,14 @@ def missing_version(opset: int, installed: str) -> str:
 
 
 def wanted_version(opset: int, installed: str, update: str) -> str:
-    """What an installed version lacks that cannot open a graph, in words; "" where it is not the graph's opset."""
+    """Return the version to install and the reason, for a graph that cannot be opened; "" if the opset is fine."""
     first = missing_version(opset, installed)
     other = ", or load with update rolled" if update == "ring" else ""
     return first and f"ONNX Runtime {first} or newer for opset {opset}, and this is {installed}; install that{other}"
 
 
 def usable_updates(updates: Sequence[str]) -> tuple[str, ...]:
-    """Those update rules of a bundle that can run here, in order; all where none could or it is not installed."""
+    """Return the update rules of a bundle that can run here, in order; all if none can or ONNX Runtime is missing."""
     try:
         import onnxruntime
     except ImportError:

@@ -104,7 +104,7 @@ class GatedXL(nn.Module):
 
 
 def build(weights: str | None) -> StepSpec:
-    """What `txl-deploy export` calls: the step, with names and shapes."""
+    """Return the step with names and shapes; `txl-deploy export` calls this."""
     model = GatedXL()
     if weights:
         model.load_state_dict(txl_export.read_weights(weights))

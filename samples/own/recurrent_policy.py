@@ -46,7 +46,7 @@ class Policy(nn.Module):
 
 
 def build(weights: str | None) -> StepSpec:
-    """What `txl-deploy export` calls: the step, with names and shapes."""
+    """Return the step with names and shapes; `txl-deploy export` calls this."""
     policy = Policy()
     if weights:
         policy.load_state_dict(txl_export.read_weights(weights))
@@ -73,7 +73,7 @@ class Corridors:
         self.place[rows] = 0
 
     def observe(self) -> np.ndarray[Any, Any]:
-        """What is seen: the sign, the distance walked, whether the way parts, light, temperature and noise."""
+        """Return [rows, 6]: the sign, the distance walked, 1 where the way parts, light, temperature and noise."""
         noise = self.random.normal(size=(3, len(self.sign)))
         sign = np.where(self.place == 0, self.sign, 0)
         parts = np.where(self.place == self.length, 1.0, 0.0)
@@ -81,7 +81,7 @@ class Corridors:
         return np.stack(columns, axis=1).astype(np.float32)
 
     def right_action(self) -> np.ndarray[Any, Any]:
-        """What somebody with a memory does."""
+        """Return each row's action of a player who remembers the sign."""
         return np.where(self.place < self.length, AHEAD, np.where(self.sign < 0, LEFT, RIGHT))
 
     def act(self, action: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

@@ -81,7 +81,7 @@ class SelectiveModel(nn.Module):
 
 
 def build(weights: str | None) -> StepSpec:
-    """What `txl-deploy export` calls: the step, with names and shapes."""
+    """Return the step with names and shapes; `txl-deploy export` calls this."""
     model = SelectiveModel()
     if weights:
         model.load_state_dict(txl_export.read_weights(weights))
@@ -105,7 +105,7 @@ def train(seconds: float, streams: int = 8) -> SelectiveModel:
     )
     model, started, position = SelectiveModel(), time.monotonic(), 0
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.98))
-    while time.monotonic() - started < seconds:
+    while not position or time.monotonic() - started < seconds:
         if position % (64 * SEGMENT) == 0:
             states = torch.zeros(LAYERS, streams, REACH, MIXED), torch.zeros(LAYERS, streams, HEADS, PER_HEAD, STATE)
         window = data[:, position : position + 4 * SEGMENT + 1]  # longer than a segment: so it learns what to keep

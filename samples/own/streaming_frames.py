@@ -77,7 +77,7 @@ class Labeller(nn.Module):
 
 
 def build(weights: str | None) -> StepSpec:
-    """What `txl-deploy export` calls: the step, with names and shapes, and real frames to compare on."""
+    """Return the step with names and shapes, and real frames to compare on; `txl-deploy export` calls this."""
     model = Labeller()
     if weights:
         model.load_state_dict(txl_export.read_weights(weights))

@@ -35,7 +35,7 @@ class Voice(nn.Module):
 
 
 def build(weights: str | None) -> StepSpec:
-    """What `txl-deploy export` calls."""
+    """Return the step with names and shapes; `txl-deploy export` calls this."""
     module = Voice()
     if weights is not None:
         module.load_state_dict(txl_export.read_weights(weights))

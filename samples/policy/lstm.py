@@ -24,7 +24,7 @@ class LstmPolicy(Policy):
 
 
 def build(weights: str | None) -> StepSpec:
-    """What `txl-deploy export` calls."""
+    """Return the step with names and shapes; `txl-deploy export` calls this."""
     policy = LstmPolicy()
     if weights:
         policy.read(weights)

@@ -21,7 +21,7 @@ FORGETFUL = 0.5 + 0.25 + 0.125
 
 @dataclass
 class Episode:
-    """What happened in one maze: scores and action of every step, and the doors taken rightly."""
+    """One walk through a maze: the scores and the action of every step, and the number of right doors."""
 
     scores: list[Array] = field(default_factory=list)
     actions: list[int] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Mazes:
         return doors
 
     def observe(self) -> Array:
-        """What is seen, [rows, 9]: a sign, its number or the door's, a door, steps, light, temperature and noise."""
+        """Return [rows, 9]: a sign, its number or the door's, a door, steps, light, temperature and noise."""
         reading = np.eye(DOORS)[np.minimum(self.step, DOORS - 1)] * (self.step < DOORS)[:, None]
         sign = (reading * np.where(self.signs == LEFT, -1, 1)).sum(1)
         light, temperature, noise = self.noise[np.arange(self.rows), self.step].T
@@ -61,7 +61,7 @@ class Mazes:
         return np.column_stack([sign, reading + self.at_door(), *rest]).astype(np.float32)
 
     def right_action(self) -> Array:
-        """What somebody with a memory does."""
+        """Return each row's action of a player who remembers the signs."""
         return np.where(self.at_door().any(1), (self.signs * self.at_door()).sum(1), AHEAD)
 
     def act(self, actions: Array) -> tuple[Array, Array]:

@@ -38,7 +38,7 @@ class BundlePlayer:
 
 @dataclass
 class Comparison:
-    """How two players of the same mazes differ, in every maze up to the first action that does.
+    """The differences of two players of the same mazes, in each maze up to the first action that differs.
 
     A near-tie is a step at which the two best scores of the second player are so close that rounding may choose.
 
@@ -62,7 +62,7 @@ class Comparison:
     deviation: float = 0.0
 
     def excess(self, precision: str, engine: str) -> list[str]:
-        """What is more than the parity ladder allows; in half precision it limits the deviation alone."""
+        """Return a line for each figure above its limit of the ladder, which in half precision is the deviation's."""
         limits, found = rung(precision, engine), []
         for name, value, limit in (
             ("difference of scores", self.largest, limits.logprobs),

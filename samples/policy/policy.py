@@ -1,4 +1,4 @@
-"""What both policies have: normalised observations, and heads for the scores of actions and for the value."""
+"""The parts of both policies: normalised observations, and heads for the scores of actions and for the value."""
 
 from __future__ import annotations
 

@@ -43,12 +43,12 @@ class TorchPlayer:
 
 
 def fresh_states(spec: StepSpec, rows: int) -> list[Tensor]:
-    """What sequences begin with."""
+    """Return the states that sequences begin with: zeros."""
     return [torch.zeros(entry.axes.sizes(rows, 0), dtype=getattr(torch, entry.dtype)) for entry in spec.states]
 
 
 def train(model: ModuleType, updates: int = UPDATES, seconds: float = 600, seed: int = 0) -> StepSpec:
-    """Learn to do what is right, and to foresee the doors to come; ends after so many updates, or so many seconds."""
+    """Learn to take the right action, and to foresee the doors to come; ends after `updates`, or after `seconds`."""
     torch.manual_seed(seed)
     spec: StepSpec = model.build(None)
     policy: Policy = spec.module.train()

@@ -35,8 +35,8 @@ from txl_deploy.corpora.sources import content_of
 from txl_deploy.corpora.totals import Scores, Totals, left_out, scores_of
 
 CPUS_PER_ACTOR = 0.5
-"""What an actor asks the scheduler for. If actors claimed all processors, none would be left to read with, and the job
-would wait for ever. An actor computes with one thread, however little it asks for."""
+"""The processors that an actor claims. If actors claimed all processors, none would be left to read with, and the job
+would wait for ever. An actor computes with one thread, however little it claims."""
 DOCUMENTS_PER_CALL = 64
 """Sorted by length within a call, so that few rows of the bundle wait for the longest."""
 BLOCKS_PER_ACTOR = 8
@@ -103,7 +103,7 @@ def as_document(row: dict[str, Any], place: str) -> Document:
 
 
 def name_in(place: str, path: str) -> str:
-    """How a file is called: by its path in the folder that was given, as `txl-deploy score` calls it."""
+    """Return a file's name in the results: its path inside the folder `place`, as `txl-deploy score` has it."""
     folder, file = (each.partition("://")[2] or each for each in (place, path))
     inside = file.removeprefix(folder.rstrip("/") + "/")
     return inside if inside != file else Path(file).name

@@ -208,7 +208,7 @@ class Stream:
         self._put(range(bundle.B), self._fresh(bundle.B))
 
     def _resize(self, b: int) -> None:
-        """Have b sequences, if the bundle has streams of so many."""
+        """Set the number of sequences to b, if the bundle has streams of b sequences."""
         fits = b == self.bundle.B if self.bundle.manifest.get("joint") else 1 <= b <= self.bundle.B
         need(fits, f"This bundle has no streams of {b} sequences.")
         self.b = b
@@ -216,7 +216,7 @@ class Stream:
     # States: `_fresh` and `state` give tensors as snapshots have them, `_put` takes them; the rest is made of these.
 
     def _form(self, s: Table, n: int, rows: int) -> list[int]:
-        """Return a state's shape in snapshots, of n sequences with so many rows of memory, or of what grows."""
+        """Return a state's shape in snapshots, for n sequences with `rows` rows of memory, or of a growing state."""
         if s["memory"]:
             return [n, rows, *np.delete(s["shape"], [s["batch_axis"], s["row_axis"]]).tolist()]
         sizes = {s["row_axis"]: rows, s["batch_axis"]: n} if s["rows"] else {s["batch_axis"]: n}

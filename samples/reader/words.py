@@ -1,4 +1,4 @@
-"""What a reader of bundles does with words, and the replay of stored vectors; "§" are the page's sections."""
+"""Text in and out for a reader of bundles, and the replay of stored vectors; "§" are the page's sections."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from tones import FRAME, agreement, simulate
 from txl_runtime import TxlError
 
 ROUNDING = 1e-5
-"""How far results may be apart that are the same but for rounding: logits of some tens, of which float32 has 1e-6."""
+"""The largest difference of two results by rounding: logits are some tens, of which float32 has 1e-6."""
 
 
 def whole(ears: Ears, frames: Array, ahead: bool = True, past: bool = True) -> Array:
@@ -63,9 +63,9 @@ def listen(bundle: str, utterances: int = 12, seed: int = 1) -> bool:
 
 
 def report(ears: Ears, sounds: list[tuple[Array, Array]], heard: list[Array], took: Array) -> bool:
-    """What was found in the streams, how long it took, and what is lost without what lies ahead or behind.
+    """Print the results of the streams, their times, and the results without the frames ahead or behind.
 
-    Returns whether the streams found what there is in the whole utterances, but for rounding: how many streams are
+    Returns whether the streams' results are those of whole utterances but for rounding: the number of streams that are
     computed together changes with every chunk, and with it the last bits.
     """
     for name, marks in (("tone ", sounds[0][1]), ("found", heard[0] > 0)):

@@ -26,9 +26,9 @@ UPDATES = 400
 
 
 def nearness() -> Tensor:
-    """What attention begins with: heads that look around, behind and ahead, [heads, rows + summary, all that is seen].
+    """Return the initial bias of attention, [heads, rows + summary, keys]: heads look around, behind and ahead.
 
-    It is learned from there. Bank and summary have no place in time.
+    Training goes on from there. Bank and summary have no place in time.
     """
     rows = torch.arange(SEGMENT + AHEAD).float()
     apart = rows[:, None] - torch.cat([torch.arange(-LEFT, 0).float(), rows])
@@ -103,7 +103,7 @@ def initial(batch: int) -> list[Tensor]:
 
 
 def build(weights: str | None) -> StepSpec:
-    """What `txl-deploy export` calls: the step, with names and shapes, and real frames to compare on."""
+    """Return the step with names and shapes, and real frames to compare on; `txl-deploy export` calls this."""
     model = Detector()
     if weights:
         model.load_state_dict(txl_export.read_weights(weights))
@@ -128,7 +128,7 @@ def walk(model: Detector, frames: Tensor) -> Tensor:
 
 
 def streams(number: int, length: int, seed: int) -> tuple[Tensor, Tensor]:
-    """So many simulated streams of `length` segments: frames, and which of them belong to the tone."""
+    """Simulate `number` streams of `length` segments; returns frames, and whether each belongs to the tone."""
     pairs = [simulate(length * SEGMENT + AHEAD, seed + row) for row in range(number)]
     frames, labels = (torch.from_numpy(np.stack(arrays)) for arrays in zip(*pairs, strict=True))
     return frames, labels[:, :-AHEAD]

@@ -1,4 +1,4 @@
-"""What is listened to: simulated frames with a tone to be found, and how much of it was. No torch here."""
+"""Simulates frames with a tone to be found, and counts how much of it was found. No torch here."""
 
 from __future__ import annotations
 

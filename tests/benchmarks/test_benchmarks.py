@@ -18,6 +18,7 @@ QUICK = {
     "large_vocabulary": ("--tails",),
     "faults": (),  # its exit code says that no case went wrong
     "load_and_memory": (),
+    "lookup": (),
     "segment_lengths": ("--only", "small"),
     "soak": (),  # a hundredth of it; its exit code says that nothing leaked, drifted or was wrong
 }

@@ -1,4 +1,4 @@
-"""What the tests of pages look for, shown on pages that have these faults."""
+"""The checks that tests of pages make, shown on pages that have these faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The playground in Chromium: by keyboard alone, beside `Stream`, attacked, and when a browser or a server dies."""
+"""The playground in Chromium: by keyboard alone, beside `Stream`, attacked, and when a browser or a server dies.
+
+What needs no server is tested over both back ends of the page.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import math
 import re
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +32,15 @@ from frozen import frozen
 from hostile import HOSTILE
 from playing import Playground, playing
 from resealing import copied, reseal
+from scripting import FOLDER, module
 from serving import serving
+
+from txl_deploy.retrieval.building import build
+from txl_deploy.web.package import package_web
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 TEXT = "def main(arguments):\n    return arguments"
+LINE = "is the input of the next one. "
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +57,31 @@ def server(letters: Path) -> Iterator[Playground]:
         assert started.process.poll() is None
 
 
+@dataclass
+class Packed:
+    """A package for browsers, whose page runs the model itself."""
+
+    address: str
+
+
+@pytest.fixture(scope="module")
+def packed(letters: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Packed]:
+    """A package of the same bundle."""
+    module("onnxruntime-web/package.json")
+    folder = tmp_path_factory.mktemp("packed")
+    package_web(letters, folder / "page", engine=FOLDER / "node_modules/onnxruntime-web")
+    with served(folder) as address:
+        yield Packed(f"{address}/page/index.html")
+
+
+@pytest.fixture(params=["server", "packed"])
+def place(request: pytest.FixtureRequest) -> Playground | Packed:
+    """A server, or the page itself: where the model runs."""
+    return request.getfixturevalue(request.param)
+
+
 @contextlib.contextmanager
-def at_desk(chrome: Any, server: Playground, **options: Any) -> Iterator[Window]:
+def at_desk(chrome: Any, server: Playground | Packed, **options: Any) -> Iterator[Window]:
     """The page, once it is ready."""
     for _ in range(20):
         with opened(chrome, server.address, **options) as window:
@@ -107,7 +139,7 @@ def tokens(window: Window) -> list[str]:
 
 
 def in_sight(window: Window, *selectors: str) -> bool:
-    """Whether elements stand in the window, whole, without scrolling."""
+    """Return whether elements stand in the window, whole, without scrolling."""
     return window.page.evaluate(
         """(selectors) => selectors.every((selector) => {
             const box = document.querySelector(selector).getBoundingClientRect();
@@ -123,8 +155,8 @@ def choose_memory(window: Window, key: str) -> None:
     window.page.keyboard.press(key)
 
 
-def test_a_whole_session_by_keyboard_alone(chrome, server, letters):
-    with at_desk(chrome, server) as window:
+def test_a_whole_session_by_keyboard_alone(chrome, place, letters):
+    with at_desk(chrome, place) as window:
         page = window.page
         assert page.get_by_role("heading", level=1).inner_text() == letters.stem
         write(window, "def ", Tokens_to_generate=12, Temperature=0.9, Seed=7)
@@ -170,10 +202,10 @@ def test_a_whole_session_by_keyboard_alone(chrome, server, letters):
         assert window.faults() == []
 
 
-def test_losses_are_those_that_the_runtime_computes(chrome, server, letters):
+def test_losses_are_those_that_the_runtime_computes(chrome, place, letters):
     model = txl_runtime.load(letters, "cpu", threads=1)
     ids = model.vocabulary.encode(TEXT)
-    with at_desk(chrome, server) as window:
+    with at_desk(chrome, place) as window:
         write(window, TEXT)
         press(window, "Compare losses", "Compared 4 memory lengths")
         marks = window.page.locator("#compared .gains .token").evaluate_all(
@@ -181,9 +213,9 @@ def test_losses_are_those_that_the_runtime_computes(chrome, server, letters):
         )
         rows = window.page.get_by_role("table", name="Loss by memory length").locator("tbody tr").all()
         found = [[cell.inner_text().strip() for cell in row.locator("th, td").all()] for row in rows]
-        window.page.locator("#compared summary").click()
+        window.page.get_by_text("The numbers", exact=True).click()
         single = window.page.get_by_role("table", name="Loss of each token").locator("tbody tr").all()
-        each = [[cell.inner_text() for cell in row.locator("td").all()[1:3]] for row in single]
+        each = [row.locator("td").all_inner_texts()[1:] for row in single]
         assert window.faults() == []
     assert [row[0] for row in found] == ["none", "1 row", "3 rows", "all 6 rows"]
     means = []
@@ -194,8 +226,8 @@ def test_losses_are_those_that_the_runtime_computes(chrome, server, letters):
             size = len(losses) // 8
             blocks = [(losses - whole)[at : at + size].mean() for at in range(0, len(losses) // size * size, size)]
             value, error = (losses - whole).mean(), np.std(blocks, ddof=1) / math.sqrt(len(blocks))
-            chance = ", may be chance" if abs(value) < 2 * error else ""
-            assert more.replace("−", "-") == f"{value:+.3f} ± {error:.3f}{chance}"
+            said = "may be chance" if abs(value) < 2 * error else "worse" if value > 0 else "better"
+            assert more.replace("−", "-") == f"{value:+.3f} ± {error:.3f}, {said}"
         means.append(float(losses.mean()))
         assert abs(float(mean) - means[-1]) < 1e-4
         assert abs(float(perplexity) - math.exp(means[-1])) < 1e-3 * math.exp(means[-1])
@@ -210,11 +242,13 @@ def test_losses_are_those_that_the_runtime_computes(chrome, server, letters):
     for column, length in ((0, 0), (1, 6)):
         losses = model.stream(1, memory_length=length).score(ids[None])[0]
         assert np.abs(np.array([float(row[column]) for row in each]) - losses).max() < 1e-3
+    for *_, lowered in each:
+        assert re.fullmatch(r"\+\d\.\d{3}, better|−\d\.\d{3}, worse|[+−]0\.000, the same", lowered)
 
 
 @pytest.mark.parametrize(("width", "height"), [(1400, 900), (380, 700)])
-def test_the_field_and_generate_are_seen_without_scrolling(chrome, server, width, height):
-    with at_desk(chrome, server, width=width, height=height) as window:
+def test_the_field_and_generate_are_seen_without_scrolling(chrome, place, width, height):
+    with at_desk(chrome, place, width=width, height=height) as window:
         assert window.page.evaluate("document.activeElement.id") == "draft", "one can write at once"
         assert in_sight(window, "#draft", "#generate", "#stop")
         window.page.keyboard.insert_text("def ")
@@ -225,8 +259,8 @@ def test_the_field_and_generate_are_seen_without_scrolling(chrome, server, width
         assert window.faults() == []
 
 
-def test_a_page_that_is_loaded_again_has_its_text_and_its_settings(chrome, server):
-    with at_desk(chrome, server, width=380) as window:
+def test_a_page_that_is_loaded_again_has_its_text_and_its_settings(chrome, place):
+    with at_desk(chrome, place, width=380) as window:
         write(window, "def ", Tokens_to_generate=9, Seed=5)
         press(window, "Generate", "Generated 9 tokens")
         write(window, "and then ", Temperature=0.25)
@@ -256,8 +290,8 @@ def test_a_page_that_is_loaded_again_has_its_text_and_its_settings(chrome, serve
         assert [fault for fault in window.faults() if "429" not in fault] == [], "the server may not know that it went"
 
 
-def test_a_field_that_is_folded_away_is_pointed_at_where_it_is_wrong(chrome, server):
-    with at_desk(chrome, server, width=380) as window:
+def test_a_field_that_is_folded_away_is_pointed_at_where_it_is_wrong(chrome, place):
+    with at_desk(chrome, place, width=380) as window:
         write(window, "def ", Tokens_to_generate=-1)
         window.page.locator("#settings > summary").press("Enter")
         press(window, "Generate")
@@ -266,8 +300,8 @@ def test_a_field_that_is_folded_away_is_pointed_at_where_it_is_wrong(chrome, ser
         assert window.faults() == []
 
 
-def test_what_was_read_and_not_given_yet_is_not_said_to_be_in_the_memory(chrome, server):
-    with at_desk(chrome, server) as window:
+def test_what_was_read_and_not_given_yet_is_not_said_to_be_in_the_memory(chrome, place):
+    with at_desk(chrome, place) as window:
         write(window, "def main", Tokens_to_generate=2)
         press(window, "Read", "Read 8 tokens")
         meter, held = window.page.get_by_role("meter"), window.page.locator("#text .held")
@@ -283,8 +317,8 @@ def test_what_was_read_and_not_given_yet_is_not_said_to_be_in_the_memory(chrome,
         assert "8 tokens to go in" in first, "as the meter said before"
 
 
-def test_a_state_has_the_name_that_it_was_given(chrome, server):
-    with at_desk(chrome, server) as window:
+def test_a_state_has_the_name_that_it_was_given(chrome, place):
+    with at_desk(chrome, place) as window:
         write(window, "def main(", Tokens_to_generate=2)
         press(window, "Generate", "Generated 2 tokens")
         reach(window, "textbox", "Name of the state")
@@ -301,39 +335,194 @@ def test_a_state_has_the_name_that_it_was_given(chrome, server):
         assert window.faults() == []
 
 
-def test_with_and_without_memory_generates_twice_beside_the_text(chrome, server, letters):
+def side_by_side(window: Window) -> list[list[str]]:
+    """The probabilities of the tokens on both sides, with memory and without."""
+    sides = window.page.locator("#sides .tokens").all()
+    return [side.locator(".token").evaluate_all("all => all.map((e) => e.title)") for side in sides]
+
+
+def test_with_and_without_memory_generates_twice_beside_the_text(chrome, place, letters):
     model = txl_runtime.load(letters, "cpu", threads=1)
-    with at_desk(chrome, server) as window:
+    with at_desk(chrome, place) as window:
         write(window, TEXT, Tokens_to_generate=30, Temperature=0.5, Seed=3)
-        press(window, "Generate", "Generated 30 tokens")
-        before = tokens(window)
-        asked: list[dict[str, Any]] = []
-        window.page.on("request", lambda request: asked.append(request.post_data_json) if request.post_data else None)
         press(window, "With and without memory", "Generated 30 tokens with memory and without")
-        sides = window.page.locator("#sides .tokens").all()
-        shown = [side.locator(".token").evaluate_all("all => all.map((e) => e.title)") for side in sides]
-        assert tokens(window) == before
-        assert window.page.get_by_role("meter").get_attribute("aria-valuenow") == "6"
+        within, without = side_by_side(window)
+        hint = window.page.locator("#both-hint").inner_text()
+        assert "reads the last 4 tokens in a fresh state" in hint
+        assert "draws with the next seed: 3, 4 and so on" in hint
+        assert tokens(window) == []
+        assert window.page.get_by_role("meter").get_attribute("aria-valuenow") == "0"
         assert accessibility(window.page) == []
         assert window.faults() == []
-    twice = sorted((body for body in asked if "memory_length" in body), key=lambda body: -body["memory_length"])
-    assert [body["memory_length"] for body in twice] == [6, 0]
-    for body, titles in zip(twice, shown, strict=True):
-        assert (body["seed"], body["temperature"], len(body["prompt"])) == (3, 0.5, len(before))
-        prompt, ids = np.array(body["prompt"]), []
-        stream = model.stream(1, memory_length=body["memory_length"])
-        for token in stream.generate(prompt[None], max_new_tokens=30, temperature=0.5, seed=3):
-            ids.append(int(token[0]))
+
+    def drawn_by(prompt: list[int], count: int, seed: int) -> list[int]:
+        stream = model.stream(1)
+        return [
+            int(token[0])
+            for token in stream.generate(np.array([prompt]), max_new_tokens=count, temperature=0.5, seed=seed)
+        ]
+
+    text = model.vocabulary.encode(TEXT).tolist()
+    alone = list(text)
+    for at in range(30):
+        alone += drawn_by(alone[-4:], 1, 3 + at)
+    for titles, ids in ((within, drawn_by(text, 30, 3)), (without, alone[len(text) :])):
         names = [f"“{bytes([token]).decode()}”" if 33 <= token < 127 else None for token in ids]
         assert len(titles) == 30
         assert any(names)
         for title, name in zip(titles, names, strict=True):
             assert name is None or title.startswith(f"{name}, ")
-    assert shown[0] != shown[1]
+    assert within != without
 
 
-def test_tokens_come_one_after_the_other_and_stop_when_told(chrome, server):
-    with at_desk(chrome, server) as window:
+def test_without_memory_an_empty_text_begins_as_it_does_with_memory(chrome, place):
+    with at_desk(chrome, place) as window:
+        write(window, "", Tokens_to_generate=3, Temperature=0)
+        press(window, "With and without memory", "Generated 3 tokens with memory and without")
+        within, without = side_by_side(window)
+        assert len(within) == 3
+        assert within == without, "a segment of 4 holds all that came before"
+        assert window.faults() == []
+
+
+@pytest.mark.parametrize(("width", "unfolded"), [(1400, True), (380, False)])
+def test_the_comparison_is_a_sentence_with_a_table_behind_it(chrome, place, width, unfolded):
+    with at_desk(chrome, place, width=width) as window:
+        write(window, TEXT)
+        press(window, "Compare losses", "Compared 4 memory lengths")
+        told = window.page.locator("#compared > p").inner_text()
+        summary = window.page.get_by_text("By memory length", exact=True)
+        table = window.page.get_by_role("table", name="Loss by memory length")
+        assert table.is_visible() == unfolded
+        if not unfolded:
+            summary.press("Enter")
+        cells = [row.locator("th, td").all_inner_texts() for row in table.locator("tbody tr").all()]
+        assert re.match(
+            rf"Over 40 tokens, the memory (lowers|raises) the perplexity from {cells[0][2]} to {cells[-1][2]}, ", told
+        )
+        assert too_wide(window.page) == []
+        assert window.faults() == []
+
+
+@pytest.fixture(scope="module")
+def recalling(letters: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Playground]:
+    """A playground with a datastore, which has read a stranger's text."""
+    place = tmp_path_factory.mktemp("stores")
+    (place / "<b>notes.txt").write_text(LINE * 20 + "\n".join(HOSTILE))
+    build(txl_runtime.load(letters, "cpu", threads=1), [place / "<b>notes.txt"], place / "store")
+    mixture = {"--datastore": place / "store", "--knn": 8, "--knn-temperature": 1, "--knn-weight": 0.5}
+    with playing(letters, *(part for pair in mixture.items() for part in pair)) as started:
+        yield started
+
+
+def shown_behind(window: Window, index: int) -> tuple[Any, dict[str, Any]]:
+    """Choose a token by keyboard; the panel of its neighbours once they are there, and the server's answer."""
+    window.page.evaluate("document.querySelector('#neighbours-list').replaceChildren()")
+    with window.page.expect_response("**/v1/neighbours") as told:
+        window.page.locator("#text [role=option]").nth(index).press("Enter")
+    near = window.page.get_by_role("region", name="Neighbours in the datastore")
+    near.get_by_role("listitem").first.wait_for()
+    return near, {"asked": told.value.request.post_data_json, **told.value.json()}
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(380, "dark"), (1400, "light")])
+def test_alternatives_stand_with_and_without_the_datastore_over_the_neighbours_behind_them(
+    chrome, recalling, width, scheme
+):
+    with at_desk(chrome, recalling, width=width, scheme=scheme) as window:
+        write(window, LINE, Tokens_to_generate=2)
+        press(window, "Generate", "Generated 2 tokens")
+        assert window.page.locator("#neighbours").is_hidden()
+        near, answer = shown_behind(window, 20)
+        assert answer["asked"] == {"prompt": list(LINE[:20].encode()), "alternatives": 10, "neighbours": 8}
+
+        items = window.page.locator("#choices-list > li")
+        bars = items.evaluate_all(
+            "all => all.map((e) => [...e.querySelectorAll('rect')].map((r) => +r.getAttribute('width')))"
+        )
+        names = items.locator("bdi").all_inner_texts()
+        for bar, name, each in zip(bars, names, answer["alternatives"], strict=False):
+            assert bar == pytest.approx([100 * each["probability"], 100 * each["without"]], abs=0.0051)
+            if 33 <= each["id"] < 127:
+                assert name == f"“{each['token']}”"
+        assert len(items.filter(has_text="without").all()) == len(answer["alternatives"]) == 10
+        assert items.filter(has_text="stands there").count() == 1
+        assert window.page.evaluate("document.activeElement.title").startswith("Continue with"), "it keeps the focus"
+
+        found = [each for each in answer["neighbours"] if each["before"].isprintable() and each["after"].isprintable()]
+        passages = near.locator(".passage").all_text_contents()
+        assert len(passages) == len(answer["neighbours"])
+        for each in found:
+            assert each["before"] + each["token"].replace(" ", "␣") + each["after"] in passages
+        assert found
+        marked = near.locator("mark").all_text_contents()
+        assert [name.replace(" ", "␣") for name in (each["token"] for each in answer["neighbours"])] == marked
+        told = near.locator("li .hint").all_inner_texts()
+        for said, each in zip(told, answer["neighbours"], strict=True):
+            assert re.search(r"^\S+ % at distance \S+, <b>notes.txt, position ", said)
+            assert float(said.split()[4].rstrip(",")) == pytest.approx(each["distance"], rel=5e-3)
+            assert said.endswith(f"position {each['position']:,}")
+        assert too_wide(window.page) == []
+        assert accessibility(window.page) == []
+        assert window.faults() == []
+
+
+def test_passages_of_a_stranger_s_text_are_shown_and_never_obeyed(chrome, recalling):
+    with at_desk(chrome, recalling, width=380) as window:
+        write(window, HOSTILE[0], Tokens_to_generate=1)
+        press(window, "Generate", "Generated 1 token")
+        near, answer = shown_behind(window, len(HOSTILE[0].encode()) // 2)
+        assert any("<" in each["before"] for each in answer["neighbours"]), "the store has read it"
+        tags = near.locator("*").evaluate_all("all => [...new Set(all.map((e) => e.localName))].sort()")
+        assert tags == ["bdi", "h3", "li", "mark", "ol", "p", "rect", "span", "svg"]
+        assert not set(near.inner_text()) & set("\x00\x1b\u202e\u2066")
+        assert too_wide(window.page) == []
+        assert window.faults() == []
+
+
+def test_no_search_no_store_and_a_busy_server_are_told_from_neighbours(chrome, recalling):
+    plans: list[dict[str, Any]] = []
+
+    def told(route: Any) -> None:
+        plan = plans.pop(0)
+        if plan["status"] != 200:
+            return route.fulfill(status=plan["status"], json={"error": {"message": "neighbours are being looked for"}})
+        answer = route.fetch()
+        return route.fulfill(response=answer, json=answer.json() | plan["changes"])
+
+    long = {"token": "t", "share": 0.5, "distance": 1.0, "text": "a", "position": 9}
+    none: dict[str, Any] = {"status": 200, "changes": {"searched": False, "neighbours": []}}
+    cut: dict[str, Any] = {"status": 200, "changes": {"neighbours": [long | {"before": "😀" * 99, "after": "b" * 99}]}}
+    with at_desk(chrome, recalling) as window:
+        write(window, LINE, Tokens_to_generate=2)
+        press(window, "Generate", "Generated 2 tokens")
+        window.page.route("**/v1/neighbours", told)
+        near, token = window.page.locator("#neighbours"), window.page.locator("#text [role=option]").nth(4)
+
+        plans[:] = [none]
+        token.press("Enter")
+        near.get_by_text("The gate made no search.").wait_for()
+        assert near.get_by_role("listitem").count() == 0
+
+        plans[:] = [{"status": 429}, cut]
+        token.press("Enter")
+        near.get_by_text("😀" * 60 + "tb").wait_for()
+        assert near.locator(".passage").inner_text() == "…" + "😀" * 60 + "t" + "b" * 30 + "…"
+
+        plans[:] = [{"status": 429}, {"status": 429}]
+        token.press("Enter")
+        near.get_by_text("Neighbours are being looked for. Choose the token again.").wait_for()
+
+        plans[:] = [{"status": 404}]
+        token.press("Enter")
+        near.wait_for(state="hidden")
+        assert window.page.locator("#choices-list > li").filter(has_text="without").count() == 0, "the model alone"
+        assert plans == []
+        assert [fault for fault in window.faults() if not re.search("status of (404|429)", fault)] == []
+
+
+def test_tokens_come_one_after_the_other_and_stop_when_told(chrome, place):
+    with at_desk(chrome, place) as window:
         write(window, "def ", Tokens_to_generate=4000)
         press(window, "Generate")
         shown = window.page.locator("#text [role=option]")
@@ -350,14 +539,14 @@ def test_tokens_come_one_after_the_other_and_stop_when_told(chrome, server):
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_the_page_in_every_width(chrome, server, scheme):
-    with at_desk(chrome, server, scheme=scheme) as window:
+def test_the_page_in_every_width(chrome, place, scheme):
+    with at_desk(chrome, place, scheme=scheme) as window:
         assert accessibility(window.page) == [], "before anything was done"
         write(window, TEXT + " " + "w" * 300, Tokens_to_generate=8)
         press(window, "Compare losses", "Compared 4 memory lengths")
         press(window, "Generate", "Generated 8 tokens")
         window.page.locator("#text [role=option]").nth(4).click()
-        for folded in window.page.locator("details").all():
+        for folded in window.page.locator("details:visible").all():
             folded.locator("summary").click()
         for width in WIDTHS:
             window.page.set_viewport_size({"width": width, "height": 900})
@@ -367,20 +556,23 @@ def test_the_page_in_every_width(chrome, server, scheme):
         assert window.faults() == []
 
 
-def test_a_stranger_s_texts_are_shown_and_never_obeyed(chrome, server):
-    with at_desk(chrome, server, width=380) as window:
+def test_a_stranger_s_texts_are_shown_and_never_obeyed(chrome, place):
+    with at_desk(chrome, place, width=380) as window:
         before = window.page.locator("*").evaluate_all("all => new Set(all.map((e) => e.tagName)).size")
         for text in ("\n".join(HOSTILE), "\x00\x01 NUL", "👩🏽\u200d🚀 שלום \u202egpj"):
             write(window, text, Tokens_to_generate=2)
             press(window, "Generate", "Generated 2 tokens")
         window.page.locator("#numbers").check()
-        window.page.locator("details#asked summary").click()
+        for folded in window.page.locator("details#asked:visible").all():
+            folded.locator("summary").click()
         assert too_wide(window.page) == []
         shown = window.page.locator("#text").inner_text()
         assert not set(shown) & set("\x00\x1b\u202e\u2066")
         after = window.page.locator("*").evaluate_all("all => new Set(all.map((e) => e.tagName)).size")
         assert after - before <= 5, "lists and codes, and nothing that was typed"
-        assert window.page.locator("iframe, img, main style, main script, main form:not(#ask, #again)").count() == 0
+        assert (
+            window.page.locator("iframe, img, main style, main script, main form:not(#ask, #again, #one)").count() == 0
+        )
         assert window.faults() == []
 
 
@@ -415,7 +607,7 @@ def test_a_second_tab_is_refused_until_the_first_is_closed(chrome, server):
 
 
 def sessions_of(server: Playground) -> int:
-    """How many named sessions the server has, wherever their memory is, from its metrics."""
+    """Return the number of named sessions that the server has, wherever their memory is, from its metrics."""
     lines = server.get("/metrics").text.splitlines()
     return sum(int(float(line.split()[-1])) for line in lines if line.startswith("txl_sessions_held{"))
 

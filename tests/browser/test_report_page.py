@@ -24,7 +24,7 @@ TEXT = "def main(arguments):\n    return arguments  # what was given, as it was 
 
 
 def failed(bundle: Path, path: Path) -> Path:
-    """What `verify --json` says of a bundle that is not the model: the first gate of its report, failed."""
+    """Write what `verify --json` says of a bundle that is not the model: the first gate of its report, failed."""
     report = json.loads((bundle / "report.json").read_text("utf-8"))
     report["passed"] = False
     for gate in report["gates"]:

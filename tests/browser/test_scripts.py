@@ -1,4 +1,4 @@
-"""The playground's scripts, whose comments say their types, under TypeScript's strict check."""
+"""The page's scripts, whose comments say their types, under TypeScript's strict check."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import subprocess
 
 from browsing import tool
 
-import txl_deploy.serve.playground
+from txl_deploy.page import STATIC
+from txl_deploy.web.single import UNPACK
 
-SCRIPTS = sorted(txl_deploy.serve.playground.STATIC.glob("*.js"))
+SCRIPTS = [UNPACK, *sorted(STATIC.glob("*.js"))]
 
 
 def test_the_scripts_agree_with_the_types_in_their_comments():
     compiler, node = tool("node_modules/typescript/bin/tsc"), tool("playwright/driver/node")
-    options = ["--allowJs", "--checkJs", "--noEmit", "--strict", "--moduleResolution", "bundler", "--module", "es2022"]
+    options = ["--allowJs", "--checkJs", "--noEmit", "--strict", "--noUnusedLocals", "--moduleResolution", "bundler"]
+    options += ["--module", "es2022", "--types", ""]
     options += ["--target", "es2024", "--lib", "es2024,dom,dom.iterable,dom.asynciterable"]
     found = subprocess.run([node, compiler, *options, *SCRIPTS], capture_output=True, text=True, check=False)
     assert SCRIPTS

@@ -41,7 +41,7 @@ SHOWS = {
     "axes": ["axes"],
     "release-0.8": ["old", "clusters"],
 }
-"""What every vector of a bundle shows."""
+"""The promises that every vector of a bundle shows."""
 
 
 def settled(data: bytes) -> bytes:
@@ -123,7 +123,7 @@ class Composer:
         return int(self.draws.integers(first, last + 1))
 
     def counts(self, length: int, kind: str = "some") -> list[int] | None:
-        """How many positions count: all, at least one of each sequence, or with "idle" of one sequence at least."""
+        """Draw the positions that count: all, one of each sequence at least, or with "idle" one of any sequence."""
         if kind == "all" or not self.apart or (self.exact and kind == "some"):
             return None
         while True:
@@ -167,7 +167,7 @@ class Composer:
         return packed(self.draws.integers(0, self.ids, (self.b, length)).astype(np.int32))
 
     def score(self, length: int = 9) -> None:
-        """What tokens cost."""
+        """Ask for the cost of tokens."""
         self.ask("score", tokens=self.tokens(length), counts=self.counts(length, "idle") if self.number(0, 1) else None)
 
     def generate(self, count: int = 6, same: bool = False, **options: Any) -> None:
@@ -190,7 +190,7 @@ class Composer:
         raise AssertionError(f"{self.path.name}: no draws that stay the same with {options}")
 
     def steady(self, before: Any, tokens: Any, counts: list[int], drawn: Any, options: dict[str, Any]) -> bool:
-        """Whether every drawn token is what disturbed log-probabilities give; computed plainly, from all of them."""
+        """Return whether every drawn token is that of disturbed log-probabilities; plainly, from all of them."""
         stream = self.driver.model.stream(self.b, self.memory_length)
         stream.restore(before)
         heat, cut = options["temperature"], (options["top_k"], options["top_p"])
@@ -223,7 +223,7 @@ class Composer:
             yield values + self.draws.uniform(-by, by, len(values))
 
     def state(self) -> None:
-        """What is carried."""
+        """Ask for the state."""
         self.ask("state")
 
     def select(self, *rows: int) -> None:
@@ -257,7 +257,7 @@ class Composer:
             self.of_edges(updates[0])
 
     def of_segments(self, rule: str) -> None:
-        """What any model has."""
+        """Vectors of every model."""
         b, long = self.most_b, self.longest
         self.begin("initial", rule, b)
         self.state(), self.run("all", long), self.state()
@@ -321,7 +321,7 @@ class Composer:
             self.run("all"), self.ask("take", row=b // 2)
 
     def refusals(self, rule: str) -> None:
-        """What has to be refused, after which everything is as it was."""
+        """Requests that have to be refused, after which everything is as it was."""
         self.begin("refusals", rule, max(1, self.most_b - 1))
         self.run("all")
         good, long = self.arrays(self.longest), self.longest
@@ -349,7 +349,7 @@ class Composer:
         self.state(), self.run("all"), self.state()
 
     def of_edges(self, rule: str) -> None:
-        """Where counts, limits and snapshots are as small, as large or as odd as they may be."""
+        """Counts, limits and snapshots as small, as large or as odd as they may be."""
         if self.counted:
             self.limits(rule)
         if rule != "ring":  # what follows has nothing to do with where rows stand
@@ -397,7 +397,7 @@ class Composer:
             self.ask("restore", bytes=closed({**tensors, "head": heads}, facts)), self.run("all"), self.ask("save")
 
     def refused_later(self, rule: str) -> None:
-        """What has to be refused though its first part, or most of it, is right."""
+        """Requests that have to be refused though their first part, or most of it, is right."""
         b, long = self.most_b, self.longest
         self.begin("refusals", rule, b)
         self.run("all"), self.ask("save")
@@ -446,7 +446,7 @@ class Composer:
         self.refused(wrong)
 
     def of_table(self, rule: str) -> None:
-        """What depends on the last bit of a log-probability where an engine computes it."""
+        """Draws that depend on the last bit of a log-probability if an engine computes it."""
         fair = {"temperature": 1.0, "top_k": None, "top_p": None}
 
         def draw(shows: str, *prompts: int, seed: int = 3, count: int = 1, **options: Any) -> None:
@@ -476,7 +476,7 @@ class Composer:
             assert reply["kind"] == "backend", reply
 
     def of_tokens(self, rule: str) -> None:
-        """What a model has that reads token ids and returns log-probabilities."""
+        """Vectors of a model that reads token ids and returns log-probabilities."""
         b = self.most_b
         self.begin("score", rule, b)
         self.score(), self.state(), self.score(2), self.score(), self.state()

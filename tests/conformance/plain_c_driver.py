@@ -73,12 +73,10 @@ class PlainDriver(Driver):
                 raise _Unsupported(f"update is {request['update']}, this package has {update}")
             is_open = all(program.open_batch for program in manifest.programs if program.update == update)
             batch_size = manifest.batch_size if is_open else None
-            lengths = [None] if manifest.can.run_ragged else sorted(manifest.segment_lengths)
+            lengths = [()] if manifest.can.run_ragged else [(length,) for length in sorted(manifest.segment_lengths)]
             made = [
-                package_c(
-                    Path(request["path"]), folder / str(length), name="model", length=length, batch_size=batch_size
-                )
-                for length in lengths
+                package_c(Path(request["path"]), folder / f"{number}", True, "model", one, batch_size)
+                for number, one in enumerate(lengths)
             ]
         except (UsageError, BackendError) as error:
             raise _Unsupported(str(error)) from None

@@ -18,7 +18,7 @@ print(*sorted({name.partition(".")[0] for name in sys.modules}), file=sys.stderr
 
 
 def answered(lines: str, *words: str) -> tuple[list[dict[str, Any]], str]:
-    """What Python says with these words to these lines: its replies, and its standard error."""
+    """Run Python with these words and lines; returns its replies, and its standard error."""
     command = [sys.executable, *words]
     done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=120, check=True)
     return [json.loads(line) for line in done.stdout.splitlines()], done.stderr

@@ -44,7 +44,7 @@ MEANT = {
 
 
 FAST = ("ring", "zeros", "policy-16", "lookahead", "stages", "lockstep")
-"""What differs most from each other; together they show every kind of step."""
+"""The bundles that differ most from each other; together they show every kind of step."""
 
 
 def kept(*names: str) -> None:

@@ -1,4 +1,4 @@
-"""What all tests of the runtime in C++ share: the build under the sanitizers, and the engine that Python has."""
+"""Fixtures of all tests of the runtime in C++: the build under the sanitizers, and Python's engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What comes before a draw in C and C++, and texts of whole characters, beside Python's."""
+"""Rules before a draw in C and C++, and texts of whole characters, beside Python's."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SURROGATE = b"\xed\xa0\x80"
 
 
 def odd_then_even(tokens: np.ndarray) -> range:
-    """What alternates with the last token that was drawn; at first, anything."""
+    """Return the ids that alternate with the last token that was drawn; at first, all."""
     return range(256) if len(tokens) == 4 else range(1 - int(tokens[-1]) % 2, 256, 2)
 
 

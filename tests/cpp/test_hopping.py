@@ -28,7 +28,7 @@ def opened(driver: Inside | Talk, name: str, update: str, b: int) -> None:
 
 
 def told(driver: Inside | Talk, request: dict[str, Any]) -> Any:
-    """What a driver answers to a request that it does not refuse."""
+    """Return a driver's answer to a request that it does not refuse."""
     reply = driver.ask(request)
     assert "ok" in reply, reply
     return reply["ok"]

@@ -46,7 +46,7 @@ def test_a_bundle_that_is_replaced_while_it_loads_is_wholly_one_or_refused(
     with Talk([str(built / "txl-driver")], 60.0) as talk:
 
         def loaded(path: Path) -> str:
-            """What a load gives: numbers, or the line that refuses it."""
+            """Return the result of a load: numbers, or the line that refuses it."""
             found = talk.ask({"do": "load", "path": str(path), "update": "rolled"})
             if "ok" not in found:
                 return f"refused: {found['refused']}"

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -70,7 +71,7 @@ int main(int, char **words) {
     tried([&] { (void)stream.score({1, 2, 3}); });
 }
 """
-# What the fragments of code in docs/embedding.md take for granted, in their order.
+# Declarations that the fragments of code in docs/embedding.md take for granted, in their order.
 GIVEN = [
     "",
     "float observation[6], action[3];",
@@ -81,6 +82,10 @@ GIVEN = [
     "const txl::Model model(words[1]); txl::Stream stream(model); auto sampling = TXL_NEW(txl_sampling); "
     "std::vector<std::int32_t> drawn = {1};",
     "auto sampling = TXL_NEW(txl_sampling);",
+    "const txl::Model model(words[1]); txl::Stream stream(model); auto sampling = TXL_NEW(txl_sampling); "
+    "txl::Text said(model);",
+    "const txl::Model model(words[1]); txl::Stream stream(model); const void *inputs[] = {words}; "
+    "void *outputs[] = {words};",
 ]
 HEADERS = (
     "#include <cmath>\n#include <iostream>\n#include <txl.hpp>\n",
@@ -90,7 +95,7 @@ HEADERS = (
 
 @pytest.fixture(scope="module")
 def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the library and its headers are after `cmake --install`, which is not where the build was made for."""
+    """The library and its headers after `cmake --install`, in a folder that the build was not made for."""
     there = tmp_path_factory.mktemp("installed")
     done(["cmake", "--install", built, "--prefix", there])
     return there
@@ -105,7 +110,7 @@ def made(source: Path, folder: Path, built: Path, installed: Path, *options: str
 
 
 def flags(installed: Path) -> list[str]:
-    """What pkg-config has a compiler be told."""
+    """Return the compiler's flags of pkg-config."""
     (folder,) = installed.rglob("pkgconfig")
     about = ["pkg-config", "--cflags", "--libs", "txl"]
     return done(about, env={**os.environ, "PKG_CONFIG_PATH": str(folder)}).split()
@@ -120,7 +125,7 @@ def refused(*command: Path | str) -> str:
 
 
 def actions(observations: Floats, begins: set[int]) -> Floats:
-    """What the policy does at each of the observations [n, 6], reset before some of them: [n, 3]."""
+    """Return the policy's actions [n, 3] for observations [n, 6]; it is reset before those in `begins`."""
     model, found = txl_runtime.load(POLICY, "cpu", threads=1), []
     stream, name = model.stream(1), model.manifest.inputs[0].name
     for n, seen in enumerate(observations):
@@ -206,6 +211,22 @@ def test_generate_writes_and_remembers_what_python_does(built: Path, engine: Pat
         assert said.stdout == bytes(drawn).decode(errors="replace").encode()
 
 
+def test_generate_writes_the_same_with_drafts(
+    built: Path, engine: Path, tmp_path: Path, make_bundle: Callable[..., Path]
+) -> None:
+    bundle = make_bundle(lookup=True, vocabulary=True, config={"vocab_size": 256}, segment_length=(5, 1))
+    said = [
+        done([built / "txl-generate", bundle, "abababab", "120", tmp_path / most, "--lookup", most], errors="replace")
+        for most in "04"
+    ]
+    assert said[0] == said[1] != ""
+    one, other = (StreamState.load(tmp_path / most) for most in "04")
+    assert one.fill.tolist() == other.fill.tolist()
+    for name, rows in one.memory.items():
+        np.testing.assert_allclose(rows, other.memory[name], rtol=0, atol=2e-5)
+    assert "lookup is 4, expected 0, because" in refused(built / "txl-generate", TINY, "a", "9", "--lookup", "4")
+
+
 @pytest.mark.parametrize("length", [2, 129, 130, 4000])
 def test_score_says_what_the_command_says(built: Path, engine: Path, tmp_path: Path, length: int) -> None:
     text = tmp_path / "text"
@@ -213,6 +234,7 @@ def test_score_says_what_the_command_says(built: Path, engine: Path, tmp_path: P
     said = dict(line.split() for line in done([built / "txl-score", TINY, text]).splitlines())
     expected = json.loads(done([sys.executable, "-m", "txl_deploy", "score", TINY, text, "--threads", "1", "--json"]))
     assert expected.pop("unknown_words") == 0
+    assert expected.pop("scored_tokens") == max(expected["tokens"] - 1, 0)
     assert float(said.pop("nats_per_byte")) == pytest.approx(expected["bits_per_byte"] * np.log(2), rel=1e-6)
     assert {name: float(value) for name, value in said.items()} == pytest.approx(expected, rel=1e-6)
 

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow(keep=9), pytest.mark.timeout(1200)]  # whoever co
 ALL = [chr(code) for code in (*range(0xD800), *range(0xE000, 0x20000), *range(0xE0000, 0xE0200), 0x10FFFF)]
 """Behind these are signs of Chinese, and nothing."""
 SIGMAS = "ΣΣςσAaİ.'\u00ad\u0301\u0345ʰ1 \n\r\t\u2003\x85"
-"""What stands beside a sigma says which form it has; a few of these are of each kind."""
+"""The characters beside a sigma decide its form; a few of these are of each kind."""
 
 
 def differing(program: Path, vocabulary: Words, texts: Sequence[str]) -> list[str]:

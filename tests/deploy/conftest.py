@@ -1,4 +1,4 @@
-"""What a user types, in this process."""
+"""Runs what a user types, in this process."""
 
 from __future__ import annotations
 

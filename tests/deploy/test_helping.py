@@ -19,7 +19,7 @@ from txl_deploy.verbs import VERBS, app, command
 
 SCRIPTS = sysconfig.get_path("scripts")
 SEEN = "Turn a trained Transformer-XL"
-"""What `txl-deploy export -h` says, and nothing else that is typed here."""
+"""The beginning of `txl-deploy export -h`, which nothing else that is typed here has."""
 ZSH = r"""
 zmodload zsh/zpty
 zpty typed zsh -f -i

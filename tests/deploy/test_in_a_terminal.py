@@ -29,7 +29,7 @@ DRAWN = {
     "inspect an ONNX file": ("inspect wide.onnx", BAR),
     "inspect --check": ("inspect kv --check", BAR),
 }
-"""What draws bars, with so much to do that Ctrl-C comes before the end."""
+"""Commands that draw bars, with enough to do that Ctrl-C comes before the end."""
 LONG = {
     "generate": ("generate kv --prompt-tokens 1,2 --max-new-tokens 1000000", r"\d \d"),
     "export, tracing": ("export good.pt --segment-length 2 -o new.txl", "trace"),
@@ -46,7 +46,7 @@ SHORT = {
     "build": ("build built --target cuda --force", "0-logprobs-ring-4.onnx", "(?s)writing.*held"),
     "report": ("report kv -o new.txl", "page.css", f"(?s){BAR}.*held"),
 }
-"""What is soon done: it waits for Ctrl-C where it opens a file of this name, the last two while their bar is drawn."""
+"""Short commands: each waits for Ctrl-C where it opens a file of this name, the last two while their bar is drawn."""
 
 
 @pytest.fixture(scope="module")

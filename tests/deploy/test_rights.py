@@ -20,11 +20,11 @@ NOBODY = 65534
 ROOT = Path(verbs.__file__).parents[1]
 BUNDLE = frozen("0.8/tokens")
 PLACES = [sysconfig.get_path("purelib"), *(ROOT / name for name in ("", "export", "runtime"))]
-"""What a system's Python, which anybody may run, imports from."""
+"""The folders that a system's Python, which anybody may run, imports from."""
 
 
 def as_nobody(*command: object) -> subprocess.CompletedProcess[str]:
-    """What a user who owns nothing gets, in an empty environment but for where to import from."""
+    """Run a command as a user who owns nothing, in an empty environment but for where to import from."""
     found = [f"PYTHONPATH={os.pathsep.join(map(str, PLACES))}"]
     user = ["--reuid", NOBODY, "--regid", NOBODY, "--clear-groups"]
     line = [*map(str, ["setpriv", *user, "env", "-i", *found, *command])]

@@ -100,7 +100,7 @@ main()
 
 
 def test_a_stop_while_numpy_is_imported_is_told_without_it(monkeypatch, capsys):
-    """What was left in the middle of its import cannot be imported again, and the console needs it."""
+    """A module that was left in the middle of its import cannot be imported again, and the console needs it."""
     monkeypatch.setitem(sys.modules, "txl_deploy.console", None)
     monkeypatch.setattr(stopping, "received", lambda: signal.SIGINT)
     assert main._stopped() == 130

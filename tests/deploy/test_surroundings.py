@@ -29,7 +29,7 @@ ALL = bool(os.environ.get("TXL_SURROUNDINGS"))
 COMMAND = f"{shlex.quote(sys.executable)} -m txl_deploy"
 
 CONTROLS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""What no terminal should be sent by a name that a stranger chose."""
+"""Characters that a stranger's name must not send to a terminal."""
 CONTRACT = {0, 1, 2}
 """Exit codes of runs that nobody interrupts; 141 beside them where the reader of a pipe has gone."""
 
@@ -95,7 +95,7 @@ SURROUNDINGS = {
     "ignored signals": "trap '' INT TERM PIPE; {}",
     "a deleted folder": "mkdir -p gone; cd gone; rmdir ../gone; {}",
 }
-"""What a shell can do to a command. What is none of its business, such as a missing folder, may fail it in one line."""
+"""Surroundings from a shell. Those that are none of a command's business, such as a missing folder, may fail it."""
 
 ELSEWHERE = {
     "a byte that is no UTF-8": "k\udcffv",
@@ -234,7 +234,7 @@ ODD = (
     "/dev/zero", "/dev/null", "/dev/full", "/", ".", "..", "/nonexistent/x", "fifo", "kv", "kv/manifest.json",
     "good.pt", "text.txt", "ids.npy", "x" * 300, "x" * 5000, "/proc/self/mem", "None", "true", "[]", "{}", "a.py:f",
 )  # fmt: skip
-"""What somebody may give in place of any argument."""
+"""Words that somebody may give in place of any argument."""
 BASES = {
     "inspect": ("kv", []),
     "selftest": ("kv", []),
@@ -251,7 +251,7 @@ BASES = {
 
 
 ENDLESS = ("--max-new-tokens", "--segments", "--seconds")
-"""What asks for so much work: a large number is obeyed."""
+"""Options that ask for work without end: a large number is obeyed."""
 
 
 def flags(verb: str) -> list[str]:

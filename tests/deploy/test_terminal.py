@@ -183,7 +183,7 @@ def test_an_interrupt_while_a_bar_begins_ends_it(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("columns", [40, 80])
 def test_a_bar_keeps_its_time_and_count_in_a_narrow_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is too long is cut: the title first, and never the time."""
+    """A line that is too long is cut: the title first, and never the time."""
     screen = _Drawn()
     monkeypatch.setattr(console, "stderr", console._Plain(file=screen, width=columns, color_system=None))
     for of_bytes, field in ((False, "120/200"), (True, "60%")):

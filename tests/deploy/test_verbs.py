@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import subprocess
 import sys
 from importlib import import_module
@@ -14,6 +15,7 @@ import pytest
 from txl_deploy import main as entry
 from txl_deploy import verbs
 
+ROOT = Path(__file__).parents[2]
 COMMANDS = Path(verbs.__file__).parent / "commands"
 
 ANSWERED = """
@@ -29,7 +31,7 @@ except SystemExit as stop:
 
 
 def modules_after(*arguments: str, code: int = 0) -> set[str]:
-    """What is imported when `txl-deploy` has answered."""
+    """Return the modules that are imported when `txl-deploy` has answered."""
     program = ANSWERED.format(arguments=arguments)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == code, done.stderr
@@ -81,3 +83,31 @@ def test_a_command_line_that_is_not_installed_says_so(
     assert err.count("\n") == 1
     assert err.startswith(f"error: the command line needs {' and '.join(absent)}, not installed here; pip install ")
     assert json.loads(out) == {"error": err.strip().removeprefix("error: "), "exit_code": 2}
+
+
+@pytest.mark.parametrize(
+    ("package", "source", "said"),
+    [
+        (
+            "msgspec",
+            "raise SystemError('core 1 is not core 2')",
+            "msgspec cannot be imported: SystemError: core 1 is not",
+        ),
+        ("numpy", "", "numpy cannot be imported: ModuleNotFoundError: No module named 'numpy."),
+    ],
+)
+def test_a_package_that_is_broken_is_named_and_is_no_defect_of_this_project(
+    package: str, source: str, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / package).mkdir()
+    (tmp_path / package / "__init__.py").write_text(source)
+    paths = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    command = [sys.executable, "-m", "txl_deploy", "generate", "samples/tiny.txl", "--prompt", "a"]
+    kept = {name: value for name, value in os.environ.items() if name != entry.TRACEBACK}
+    done = subprocess.run(
+        command, env={**kept, "PYTHONPATH": paths}, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: the package {said}")
+    assert done.stderr.count("\n") == 1
+    assert "defect" not in done.stderr

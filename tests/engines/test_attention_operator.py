@@ -9,8 +9,9 @@ import numpy as np
 import onnxruntime
 import pytest
 import small_graphs
+from composed import run_graph
 from onnx import TensorProto, helper
-from txl_engines.attention_operator import unite_attention
+from txl_engines.attention_operator import POSITIONS, unite_attention
 from txl_engines.checking import Graph, read_graph
 from txl_engines.compiler import Compiler
 from txl_engines.composing import compose, whole_programs
@@ -142,6 +143,38 @@ def test_one_operator_computes_what_the_products_do(make_bundle, config: dict[st
         for name, products in results[0].items():
             apart = (results[1][name].astype(np.float64) - products).std() / products.astype(np.float64).std()
             assert apart <= limit, (name, step)
+
+
+@pytest.mark.parametrize("precision", ["fp16", pytest.param("fp32", marks=pytest.mark.slow)])
+def test_positions_of_a_draft_attend_as_heads_copy_nothing_and_compute_the_same(make_bundle, precision: str):
+    bundle = make_bundle(config=HEADS, batch_size=2, precision=precision, verify=False, lookup=True)
+    assert open_bundle(bundle).manifest.stepwise == POSITIONS == 5
+    graph, program = composed(bundle, 5)
+    assert unite_attention(graph, program) is unite_attention(graph, program, 4) is graph
+    united, draws = unite_attention(graph, program, POSITIONS), np.random.default_rng(0)
+    assert [kind for _, kind in united.nodes].count("Attention") == united.attention_layers == LAYERS
+    fixed = {"head": [3, 9], "fill": [2, 12], "valid": [5, 4]}
+    for _ in range(3):
+        feeds = {
+            spec.name: np.array(fixed.get(spec.name, draws.integers(0, 60, spec.fixed)), np.int32)
+            if spec.dtype == "int32"
+            else draws.normal(size=spec.fixed).astype(MEMORY[spec.dtype])
+            for spec in program.inputs
+        }
+        expected, found = (run_graph(each.data, bundle, feeds) for each in (graph, united))
+        limit = 1e-5 if precision == "fp32" else rung(precision, "rtx").deviation
+        for name, products in expected.items():
+            ours, theirs = (
+                each[:, :4].astype(np.float64) if name == "logprobs" else each for each in (found[name], products)
+            )
+            assert (ours - theirs).std() <= limit * products.astype(np.float64).std(), name
+    if precision == "fp16":
+        kernels = touching(united)
+        assert not any(kernel.copies(graph.states) for kernel in kernels)
+        assert (
+            len(frozenset().union(*(kernel.reads(graph.states) for kernel in kernels if kernel.attends))) == 2 * LAYERS
+        )
+        assert sum(kernel.copies(graph.states) for kernel in touching(graph)) == 2 * LAYERS
 
 
 def test_other_graphs_stay_as_they_are(make_bundle):

@@ -25,10 +25,10 @@ from txl_engines.layers import read_layers
 from txl_engines.recording import record_verification
 from txl_engines.worker import Outcome
 from txl_runtime import load
+from txl_runtime.bundle.engines.files import bundle_engines, describe_engine
+from txl_runtime.bundle.engines.sidecar import read_sidecar
 from txl_runtime.bundle.reading import open_bundle
-from txl_runtime.device.engines.files import bundle_engines, describe_engine
 from txl_runtime.device.engines.library import load_library
-from txl_runtime.device.engines.sidecar import read_sidecar
 from txl_runtime.errors import BundleError, UsageError
 from txl_runtime.listener import Silent
 from verified_steps import Heard
@@ -176,6 +176,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "no memory": {"config": {"memory_length": 0}},
     "window and clamp": {"config": {"same_length": True, "clamp_length": 3}},
     "zeros, pre-norm": {"config": {"memory_start": "zeros", "pre_lnorm": True}},
+    "single steps": {"lookup": True},
 }
 
 
@@ -313,7 +314,7 @@ def test_the_real_library_builds_engines_that_have_to_be_given_their_memory():
 
 
 def test_the_real_library_says_what_the_runtime_makes_of_it():
-    """Which of its functions return whether they went well; the runtime looks at the log after the others."""
+    """Some of its functions return whether they went well; the runtime looks at the log after the others."""
     trt = load_library("rtx").module
     context, engine, config = trt.IExecutionContext, trt.ICudaEngine, trt.IRuntimeConfig
     for function, arguments, returned in (

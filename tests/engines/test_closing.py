@@ -108,7 +108,7 @@ def test_what_engines_are_built_of_is_to_the_byte_what_it_is_of_a_bundle_that_wa
 
 
 def test_the_library_is_given_the_same_for_both(both, tmp_path):
-    """What it makes of it depends on the process that it is in, so the engines themselves are not compared."""
+    """Its result depends on the process that it is in, so the engines themselves are not compared."""
     made = []
     for opened in (True, False):
         path = Path(shutil.copytree(both("attending", opened).path, tmp_path / str(opened) / "step.txl"))

@@ -37,6 +37,8 @@ SHAPES: dict[str, tuple[str | dict[str, Any], str]] = {
     "no memory": ({"config": {"memory_length": 0}}, "rolled"),
     "ring, zeros, pre-norm": ("zeros", "ring"),
     "ring, window and clamp": ({"config": {"same_length": True, "clamp_length": 3}}, "ring"),
+    "ring, single steps": ({"lookup": True}, "ring"),
+    "rolled, single steps": ({"lookup": True}, "rolled"),
     "ring, learned positions": ({"config": {"attn_type": 1, "position_rows": 9}}, "ring"),
 }
 """Bundles by their names, or by options where none is kept; and the rule."""
@@ -89,7 +91,9 @@ def test_graphs_hold_nothing_but_what_is_needed(bundle: Path, shape: str):
     manifest = opened.manifest
     programs = whole_programs(manifest, update)
     middle = "-ring" if update == "ring" else ""
-    expected = {f"logprobs{middle}-4", f"logprobs{middle}-1", f"last{middle}-4", f"score{middle}-4"}
+    lengths = [5, 4, 1] if shape.endswith("single steps") else [4, 1]
+    expected = {f"logprobs{middle}-{length}" for length in lengths}
+    expected |= {f"{kind}{middle}-{lengths[0]}" for kind in ("last", "score")}
     assert {program.name for program in programs} == expected
     for program in programs:
         data = compose(opened, program)

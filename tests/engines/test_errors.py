@@ -1,4 +1,4 @@
-"""What TensorRT's parser and builder refuse, or silently take though they should not: told by name, exit code 2."""
+"""Graphs that TensorRT's parser and builder refuse, or silently take though they should not: named, exit code 2."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from txl_engines.building import CompiledEngines
 from txl_engines.bundles import build_bundle
 from txl_engines.messages import explain_build
 from txl_engines.worker import check_engine
+from txl_runtime.bundle.engines.sidecar import TARGETS
 from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.bundle.tables import Program
 from txl_runtime.device.choosing import missing
 from txl_runtime.device.engines.library import load_library
-from txl_runtime.device.engines.sidecar import TARGETS
 from txl_runtime.errors import BackendError, BundleError, TxlError, UsageError
 from txl_runtime.listener import Silent
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
+from composed import run_graph
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 from resealing import copied
@@ -22,15 +21,14 @@ from txl_engines.checking import Graph, read_graph
 from txl_engines.composing import compose, whole_programs
 from txl_engines.given_weights import give_weights
 from txl_report.facts.engines import weights_held
+from txl_runtime.bundle.engines.sidecar import GivenWeight, distinct, held_weights
 from txl_runtime.bundle.reading import open_bundle
-from txl_runtime.device.dtypes import stored_type, tensor_bytes
-from txl_runtime.device.engines.sidecar import distinct, held_weights
+from txl_runtime.bundle.tables import tensor_bytes
+from txl_runtime.device.dtypes import stored_type
 from txl_runtime.errors import UsageError
 from verified_steps import Heard
 
 pytestmark = pytest.mark.device
-
-FOLDER = "session.model_external_initializers_file_folder_path"
 
 
 @pytest.fixture
@@ -40,17 +38,8 @@ def bundle(bundle, monkeypatch) -> Path:
     return bundle
 
 
-def run(graph: bytes, folder: Path, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    options.add_session_config_entry(FOLDER, str(folder))
-    session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
-    names = [output.name for output in session.get_outputs()]
-    return dict(zip(names, session.run(names, dict(feeds)), strict=True))
-
-
 def as_given(graph: Graph, file: Path) -> dict[str, NDArray[Any]]:
-    """What a graph is given, read from the file of weights."""
+    """Read a graph's given weights from the file of weights."""
     found = {}
     for weight in graph.given:
         dtype, shape = stored_type(weight.dtype), weight.fixed
@@ -76,8 +65,8 @@ def test_a_program_computes_the_same_of_weights_that_are_given(bundle: Path, upd
             for spec in program.inputs
         }
         assert len(shared.nodes) == len(own.nodes) + sum(weight.turned for weight in shared.given)
-        expected = run(own.data, bundle, feeds)
-        found = run(shared.data, bundle, feeds | as_given(shared, bundle / opened.manifest.weights))
+        expected = run_graph(own.data, bundle, feeds)
+        found = run_graph(shared.data, bundle, feeds | as_given(shared, bundle / opened.manifest.weights))
         assert found.keys() == expected.keys()
         for name, values in expected.items():
             np.testing.assert_allclose(found[name], values, rtol=0, atol=1e-5, err_msg=f"{program.name}: {name}")
@@ -182,6 +171,14 @@ def test_a_table_of_two_uses_lies_on_the_device_once_and_what_is_not_given_stays
     given = sum(map(tensor_bytes, distinct(shared.given).values()))
     assert (own.given, own.weight_bytes) == ((), given + shared.weight_bytes)
     assert 0 < shared.weight_bytes < 0.2 * own.weight_bytes
+
+
+def test_codes_of_two_scales_at_one_place_are_two_weights() -> None:
+    """An engine multiplies by its own scale, so that codes which were made with a second one would be wrong."""
+    one = GivenWeight(name="w", dtype="int8", shape=(64, 64), offset=0, turned=False, scale=0.1)
+    other = msgspec.structs.replace(one, name="v", shape=(128, 64), scale=0.5)
+    assert len(distinct([one, other])) == 2
+    assert len(distinct([one, msgspec.structs.replace(other, scale=0.1)])) == 1
 
 
 def test_what_engines_hold_is_told_in_a_line() -> None:

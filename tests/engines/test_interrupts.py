@@ -66,7 +66,7 @@ def endless(tmp_path, monkeypatch) -> Path:
 
 
 def gone(process: int) -> bool:
-    """Whether a process has ended."""
+    """Return whether a process has ended."""
     try:
         os.kill(process, 0)
         return ") Z " in Path(f"/proc/{process}/stat").read_text()

@@ -18,7 +18,7 @@ from txl_runtime.listener import Silent
 
 GPU = 86
 REFUSED: dict[str, str] = {}
-"""What the library says of the cases that it refuses."""
+"""The library's words on the cases that it refuses."""
 OTHERWISE = {"xt01_rotary_shift", "xt02_t5_bias"}
 """Cases whose minimal module grows through many sizes and whose adapter counts: what people export is the adapter's."""
 

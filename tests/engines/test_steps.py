@@ -14,9 +14,9 @@ from step_models import MODELS, B, growing
 from txl_engines.building import CompiledEngines
 from txl_engines.bundles import build_bundle, choose_update
 from txl_engines.composing import compose, whole_programs
+from txl_runtime.bundle.engines.sidecar import read_sidecar
 from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.device.engines.library import load_library
-from txl_runtime.device.engines.sidecar import read_sidecar
 from txl_runtime.errors import BundleError, UsageError
 from txl_runtime.listener import Silent
 

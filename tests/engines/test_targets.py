@@ -22,9 +22,9 @@ from txl_engines.composing import compose, whole_programs
 from txl_engines.publishing import LOCK
 from txl_report.numbers import prefixed
 from txl_runtime import load
+from txl_runtime.bundle.engines.files import bundle_engines
+from txl_runtime.bundle.engines.sidecar import read_sidecar
 from txl_runtime.bundle.reading import open_bundle
-from txl_runtime.device.engines.files import bundle_engines
-from txl_runtime.device.engines.sidecar import read_sidecar
 from txl_runtime.errors import BackendError, UsageError
 from txl_runtime.streaming.programs import KINDS, Programs
 from verified_steps import Heard

@@ -13,9 +13,9 @@ from stand_ins.tensorrt import VERSIONS, fake
 from txl_engines.building import CompiledEngines, check_gpus, ring_works
 from txl_engines.bundles import choose_update
 from txl_engines.worker import BuildRequest, Outcome, check_engine, compile_graph
+from txl_runtime.bundle.engines.sidecar import RECIPE, RTX_RECIPE
 from txl_runtime.device.engines import library as libraries
 from txl_runtime.device.engines.library import Library, load_library
-from txl_runtime.device.engines.sidecar import RECIPE, RTX_RECIPE
 from txl_runtime.errors import BackendError, BundleError, UsageError
 
 
@@ -27,7 +27,7 @@ def library(name: str) -> tuple[Library, SimpleNamespace]:
 
 @pytest.fixture
 def walk(tmp_path: Path) -> Callable[..., Outcome]:
-    """What `CompiledEngines` does, but in this process: checks, then the worker's part with a stand-in library."""
+    """Do as `CompiledEngines`, but in this process: checks, then the worker's part with a stand-in library."""
 
     def through(lib: Library, graph: onnx.ModelProto, precision: str, gpus=(), update="rolled") -> Outcome:
         described = small_graphs.program(graph, update=update)

@@ -1,4 +1,4 @@
-"""What an export says of a model that nothing can judge."""
+"""The export of a model that nothing can judge."""
 
 from __future__ import annotations
 
@@ -16,6 +16,14 @@ from txl_export.families.own_module.spec import InputSpec, StateSpec, StepSpec
 from txl_export.families.transformer_xl import building
 from txl_runtime.bundle.reading import SELFTEST
 from txl_runtime.errors import CheckError
+from txl_runtime.listener import Silent
+
+
+class _Sums(nn.Module):
+    """The sum of all that was read."""
+
+    def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        return x + h, x + h
 
 
 class _Waves(nn.Module):
@@ -73,6 +81,17 @@ def test_two_exports_of_one_model_are_the_same_to_the_byte(tmp_path: Path) -> No
     assert {file.name: file.read_bytes() for file in one.iterdir()} == {
         file.name: file.read_bytes() for file in other.iterdir()
     }
+
+
+def test_an_export_without_a_listener_ends_with_its_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = StepSpec(_Sums(), [InputSpec("x", ("B", 4))], [StateSpec("h", ("B", 4))], ["y"])
+    options = {"batch_size": 2, "verify": False}
+    result = txl_export.export(spec, tmp_path / "cell.txl", **options)
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", f"{tmp_path}/cell.txl: fp32, B 2, step-1; not verified\n")
+    assert result.verdict in repr(result)
+    txl_export.export(spec, tmp_path / "silent.txl", **options, listener=Silent())
+    assert capsys.readouterr().err == ""
 
 
 def test_vectors_are_stored_as_they_are_whatever_their_order_in_memory(tmp_path):

@@ -22,7 +22,7 @@ SAID = {"shape", "axes", "axis", "starts", "ends", "steps", "repeats", "pads", "
 SAID |= {"image_shape", "block_shape", "start", "limit", "delta", "max_output_boxes_per_class"}
 """Inputs by which sizes, axes or places are said, as the standard calls them."""
 ONE = {"K", "k", "depth", "start", "limit", "delta", "axis"}
-"""Of these, those that say one number."""
+"""Those of them that say one number."""
 WINDOW = (3, 4, 3, 4, 5)
 RANKS: dict[str, tuple[int, ...]] = dict.fromkeys(("GRU", "LSTM", "RNN", "Col2Im"), (3,))
 RANKS |= {"DepthToSpace": (4,), "SpaceToDepth": (4,), "Gemm": (2,), "GridSample": (4, 5), "Resize": (2, 3, 4)}
@@ -51,7 +51,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "keep_aspect_ratio_policy": ("stretch", "not_larger"),
     "round_mode": ("up", "down", "nearest"),
 }
-"""Of attributes that are text, by name."""
+"""The values of attributes that are text, by name."""
 NUMPY = {"float": "float32", "double": "float64"}
 
 
@@ -153,7 +153,7 @@ def _dims(choices: Choices, shape: list[int]) -> list[int]:
 
 
 def _sizes(choices: Choices, kind: str, rank: int) -> np.ndarray[Any, Any]:
-    """What says sizes, axes or places: mostly a few small whole numbers."""
+    """Draw an input that says sizes, axes or places: mostly a few small whole numbers."""
     pool = NUMBERS if choices.number(7) == 7 else (1, 2, 0, 3, 4, -1, -2, 5)
     count = choices.pick((rank, rank, 1, rank - 2, 2 * rank, 2, 0, 3))
     numbers = [choices.pick(pool) for _ in range(max(count, 0))]

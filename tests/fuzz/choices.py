@@ -20,7 +20,7 @@ class Choices:
         return len(self._data) - self._at
 
     def take(self, count: int) -> bytes:
-        """The next bytes, at most so many."""
+        """The next bytes, at most `count`."""
         taken = self._data[self._at : self._at + count]
         self._at += len(taken)
         return taken

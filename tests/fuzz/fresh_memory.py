@@ -27,7 +27,7 @@ from txl_runtime.guard.protobuf import RefusedError
 from fuzz.odd_nodes import Odd, make
 
 FILLS = ("85", "170")
-"""Of MALLOC_PERTURB_, by which glibc fills memory that it hands out."""
+"""Values of MALLOC_PERTURB_, by which glibc fills memory that it hands out."""
 BATCH, MEMORY, SECONDS = 1000, 2**31, 5
 """Graphs of a process, its bytes of address space, and its seconds of processor time for each graph."""
 
@@ -92,7 +92,7 @@ def compared(graphs: Sequence[tuple[bytes, dict[str, Any]]]) -> Iterator[tuple[s
 
 
 def _all_of(place: Path, count: int, fill: str) -> list[list[Any]]:
-    """What came of every graph in processes with one fill; where a process dies, the next one goes on behind it."""
+    """Return the outcome of every graph in processes with one fill; if a process dies, the next goes on behind it."""
     log, done = place.with_suffix(f".{fill}"), list[list[Any]]()
     environment = os.environ | {"MALLOC_PERTURB_": fill, "OMP_NUM_THREADS": "1"}
     while len(done) < count:

@@ -1,4 +1,4 @@
-"""What one input may do: be refused in one printable line, in bounded time and memory. All else is a failure."""
+"""The limits of one input: a refusal in one printable line, in bounded time and memory. All else is a failure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from types import FrameType
 from txl_runtime.errors import TxlError
 
 SECONDS = 3.0
-"""Of processor time for one input, of at most 64 KiB, in a process whose coverage is counted."""
+"""Processor seconds of one input, of at most 64 KiB, in a process whose coverage is counted."""
 GROWTH = 128 << 20
 """Bytes that one input may take at most, with what the process loads late."""
 MESSAGE = 4000
@@ -89,7 +89,7 @@ class Guard:
 
 
 def message_problem(error: TxlError) -> str | None:
-    """What is wrong with the message of an error, if anything: it has to fit one line of a terminal or a log."""
+    """Return the fault of an error's message, or None: it has to fit one line of a terminal or a log."""
     message = str(error)
     if not message:
         return "an empty message"
@@ -105,14 +105,14 @@ def message_problem(error: TxlError) -> str | None:
 
 
 def place(error: BaseException) -> str:
-    """Where an error was raised, by the last frames of the project."""
+    """Return the place at which an error was raised, by the last frames of the project."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if "/txl_" in frame.filename or "/fuzz/" in frame.filename] or list(frames)
     return " ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in ours[-1:])
 
 
 def bound_memory(room: int = 1 << 30) -> None:
-    """Let the process map so many bytes more than it has: what would take gigabytes fails at once."""
+    """Let the process map `room` bytes more than it has: what would take gigabytes fails at once."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
     except OSError:  # not Linux

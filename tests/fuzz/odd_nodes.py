@@ -26,7 +26,7 @@ INT32_DATA, INT64_DATA, UINT64_DATA, RAW_DATA = 5, 7, 11, 9
 FIELDS = {TensorProto.INT64: INT64_DATA, TensorProto.UINT64: UINT64_DATA, TensorProto.UINT32: UINT64_DATA}
 """The field that holds a type's numbers, where it is not the one of int32."""
 BEYOND = (0, 0, 2**8, 2**16, 2**31, 2**32, -(2**32), -(2**32), 3 * 2**32, 2**63)
-"""What is added to a small number, so that a reader of fewer bits sees the small one."""
+"""Added to a small number, so that a reader of fewer bits sees the small one."""
 INT64_ALONE = ("Reshape", "Expand", "Tile", "Pad", "TopK", "Split", "Squeeze", "Unsqueeze", "ReduceSum")
 
 

@@ -115,7 +115,7 @@ def _process(arguments: list[str], log: Path, seconds: float) -> tuple[list[str]
 
 
 def _death(log: Path, code: int) -> str:
-    """How a process ended that should not have, by the last lines of its log."""
+    """Return the end of a process that should not have ended, by the last lines of its log."""
     lines = [line for line in log.read_text("utf-8", errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if "ERROR" in line or line.startswith(("Traceback", "SUMMARY"))]
     return f"exit {code}: {(errors or lines or ['nothing said'])[-1][:200]}"

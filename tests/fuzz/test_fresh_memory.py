@@ -1,4 +1,4 @@
-"""What the graph check lets through reads nothing that it was not given; and a graph that does so is found."""
+"""Graphs that pass the check read nothing that they were not given; a graph that does so is found."""
 
 from __future__ import annotations
 

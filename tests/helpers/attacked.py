@@ -1,4 +1,4 @@
-"""How each attack of `hostile_graphs` ends in a process that loads it with a trial and runs one segment.
+"""Runs each attack of `hostile_graphs` in a process that loads it with a trial and runs one segment.
 
 `python tests/helpers/attacked.py` prints the table: by name, what ended it, and seconds of processor time that the
 caller itself spent on it, its imports left out.
@@ -35,7 +35,7 @@ print(json.dumps([error, time.process_time() - begun]))
 
 
 class Ended(NamedTuple):
-    """How an attack ended: "structure", "trial" or "ran"; in what words, and what the caller spent on it."""
+    """The end of an attack: "structure", "trial" or "ran"; the words, and the seconds that the caller spent on it."""
 
     where: str
     said: str

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import pytest
 
 FOLDER = Path(__file__).parents[2] / ".browser"
-"""What `make browser` makes: Playwright for Python, axe-core and TypeScript."""
+"""The folder of `make browser`: Playwright for Python, axe-core and TypeScript."""
 
 WIDTHS = (380, 800, 1400)
 SCHEMES = ("light", "dark")
@@ -36,7 +36,7 @@ FLAGS = (
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost",  # no name is ever looked up
 )
 
-# What a payload sets if it is executed, and what the browser refuses; both are read by `Window.faults`.
+# A payload that is executed sets this, and the browser notes its refusals; `Window.faults` reads both.
 _WATCH = """
 window.refusals = [];
 document.addEventListener("securitypolicyviolation", (event) => {
@@ -46,7 +46,7 @@ document.addEventListener("securitypolicyviolation", (event) => {
 
 
 def chromium() -> Path:
-    """Where Chromium is; $CHROMIUM names another one. The test is skipped where there is none."""
+    """Return the path of Chromium, or $CHROMIUM; skip the test if there is none."""
     named = os.environ.get("CHROMIUM") or shutil.which("chromium")
     if not named or not Path(named).exists():
         pytest.skip("no Chromium here; apt-get install chromium")
@@ -62,8 +62,12 @@ def tool(path: str) -> Path:
 
 
 @contextlib.contextmanager
-def browser() -> Iterator[Any]:
-    """Chromium with new user data, which are gone at its end. While it runs, its thread can start no event loop."""
+def browser(*flags: str) -> Iterator[Any]:
+    """Chromium with new user data, which are gone at its end. While it runs, its thread can start no event loop.
+
+    Args:
+        flags: of Chromium, beside those that every test has.
+    """
     tool("playwright/__init__.py")
     program = chromium()
     if str(FOLDER) not in sys.path:
@@ -71,7 +75,7 @@ def browser() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=program, args=[*FLAGS], timeout=60_000)
+        started = driver.chromium.launch(executable_path=program, args=[*FLAGS, *flags], timeout=60_000)
         try:
             yield started
         finally:
@@ -163,17 +167,18 @@ def served(folder: Path) -> Iterator[str]:
 
 
 def _origin(address: str) -> str:
-    """What a request has to share with the page: scheme and host, for a file the whole path."""
+    """Return the part of an address that a request shares with the page: scheme and host, or a file's whole path."""
     parts = urlsplit(address)
     return parts.path if parts.scheme == "file" else f"{parts.scheme}://{parts.netloc}"
 
 
-def accessibility(page: Any) -> list[str]:
-    """What axe-core finds against a page, all of its rules: one line for each rule and element."""
+def accessibility(page: Any, enhanced: bool = True) -> list[str]:
+    """Return axe-core's findings against a page, a line for each rule and element: all, or those on by default."""
     axe = tool("node_modules/axe-core/axe.min.js").read_text()
     page.evaluate(axe)
     every = "Object.fromEntries(axe.getRules().map(rule => [rule.ruleId, {enabled: true}]))"
-    found = page.evaluate(f"axe.run(document, {{resultTypes: ['violations'], rules: {every}}})")
+    rules = every if enhanced else "{}"
+    found = page.evaluate(f"axe.run(document, {{resultTypes: ['violations'], rules: {rules}}})")
     return [
         f"{rule['id']}: {node['target']}: {node['failureSummary']}"
         for rule in found["violations"]
@@ -202,7 +207,7 @@ def too_wide(page: Any) -> list[str]:
 
 
 def reached_by_tab(page: Any, most: int = 2000) -> list[str]:
-    """What Tab reaches from the start of the page until it leaves it, in order; a trap never leaves.
+    """Press Tab from the start of the page until it leaves it; returns what it reached, in order. A trap never leaves.
 
     Each is named by its place in the document ("12 A#parity"), so that `to_reach` can be compared.
     """
@@ -227,7 +232,7 @@ _HERE = f"""() => {{
 
 
 def to_reach(page: Any) -> list[str]:
-    """What Tab has to reach: controls that are shown and not disabled, and areas whose content can be scrolled.
+    """Return the places that Tab has to reach: controls shown and not disabled, and areas that can be scrolled.
 
     Of radio buttons of one name Tab reaches one; arrows reach the others.
     """

@@ -20,7 +20,7 @@ DEBUG = ("-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS=-O1")
 
 
 def done(command: Sequence[str | Path], timeout: float = 1100, **options: object) -> str:
-    """What a command says; a failure shows the end of it."""
+    """Run a command and return its output; a failure shows the end of it."""
     words = [*map(str, command)]
     found = subprocess.run(words, capture_output=True, text=True, timeout=timeout, check=False, **options)
     assert found.returncode == 0, f"{command[0]}: {(found.stdout + found.stderr)[-3000:]}"

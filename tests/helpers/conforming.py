@@ -62,5 +62,5 @@ def inside(promise: str = "") -> Iterator[None]:
 
 
 def run(*only: str, driver: tuple[str, ...] | None = None, silence: float = 60.0, folder: Path = FOLDER) -> list[Tally]:
-    """What became of some bundles of the list, or of all."""
+    """Run the vectors of some bundles of the list, or of all."""
     return list(Conformance(folder, driver, silence, only).run(Silent()))

@@ -11,7 +11,7 @@ from txl_runtime.bundle.tables import Input, Output, StateTensor
 
 VOCABULARY = 16
 PERIOD = 3
-"""It predicts the token that it saw so many places back."""
+"""It predicts the token that it saw three places back."""
 SURE = 3.0
 """The most that the logit of that token becomes; all others have 0."""
 
@@ -74,6 +74,6 @@ def repeating(tokens: int) -> np.ndarray:
 
 
 def loss(back: int, context: int) -> float:
-    """Of a token of that text that is predicted from so many tokens."""
+    """Return the loss of a token of that text that is predicted from `context` tokens."""
     logit = SURE * min(context, back) / back if context >= PERIOD else 0
     return math.log1p((VOCABULARY - 1) * math.exp(-logit))

@@ -50,7 +50,7 @@ def _good(target: str) -> Iterator[bytes]:
 
 
 def _bad(target: str) -> Iterator[bytes]:
-    """What the corpus puts in the place of such a file."""
+    """Yield the contents that the corpus of bad bundles has for such a file."""
     suffix = SUFFIXES[target]
     for case in spoiling.index()["cases"]:
         wanted = {change["file"] for change in case["changes"] if change["file"].endswith(suffix)}

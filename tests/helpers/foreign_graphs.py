@@ -61,7 +61,7 @@ class Step(nn.Module):
             self.add_module(name, layer)
 
     def forward(self, *given: Tensor) -> Any:
-        """What the function returns, given the module first."""
+        """Return the function's results; its first argument is the module."""
         return self._function(self, *given)
 
 
@@ -644,7 +644,7 @@ class Here:
 
 
 def paired(data: bytes, folder: Path) -> tuple[Paired, Structure]:
-    """What is decided of a file, with its graph run in this process."""
+    """Return the pairs that are found in a file, with its graph run in this process."""
     path = folder / "graph.onnx"
     path.write_bytes(data)
     foreign, runner = read_foreign(path), Here(path, folder)

@@ -72,7 +72,7 @@ def range_of(start: int, limit: int, step: int) -> Edit:
 
 
 def products(count: int = 40, last: str = "p0") -> list[onnx.NodeProto]:
-    """Of constants, which an engine computes when it opens the graph."""
+    """Return products of constants, which an engine computes when it opens the graph."""
     return [node("MatMul", f"p{i} {last if i % 2 == 0 else 'p0'}", f"p{i + 1}") for i in range(count)]
 
 
@@ -439,7 +439,7 @@ TRIED = frozenset(
         "one image of one channel, laid out in blocks",
     )
 )
-"""What structure does not show: ONNX Runtime refuses them or dies of them, or they run and take memory and time."""
+"""Attacks that structure does not show: ONNX Runtime refuses them, dies, or they run and take memory and time."""
 
 
 def hostile(bundle: Path, name: str) -> bytes:

@@ -52,7 +52,7 @@ def layers() -> tuple[nn.LSTM, nn.Linear]:
 
 
 def first_values() -> dict[str, NDArray[Any]]:
-    """What h and c start as: not zeros."""
+    """Return the initial h and c: not zeros."""
     return {"h": np.full((1, 1, H), 0.25, np.float32), "c": np.full((1, 1, H), -0.5, np.float32)}
 
 

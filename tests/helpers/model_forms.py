@@ -1,4 +1,4 @@
-"""How each stored case is exported: by an adapter, by a file that a user writes, or by a minimal module of its tensors.
+"""Exports each stored case by an adapter, by a file that a user writes, or by a minimal module of its tensors.
 
 The package that an adapter or a file needs may not be there; then it is the minimal module.
 """

@@ -27,7 +27,7 @@ RUNTIME = str(Path(txl_runtime.__file__).parent)
 _LOCKING = functools.cached_property.__get__.__code__
 """Before Python 3.12 it takes a lock, which an interrupt in its middle leaves taken for every later test."""
 EVERY = int(os.environ.get("TXL_EVERY_OPCODE", "0"))
-"""Of the sweep: 1 for every opcode, which takes a quarter of an hour; 0 for as many as the tests have time for."""
+"""The step of the sweep: 1 for every opcode, a quarter of an hour; 0 for those that the tests have time for."""
 
 
 @functools.cache
@@ -45,7 +45,7 @@ def _looked_before(code: CodeType) -> frozenset[int]:
 
 
 def _is_ours(frame: FrameType | None) -> bool:
-    """Whether a frame is the runtime's, and not called by a stand-in, which is C in the real thing."""
+    """Return whether a frame is the runtime's, and not called by a stand-in, which is C in the real thing."""
     if frame is None or RUNTIME not in frame.f_code.co_filename:
         return False
     while frame is not None:
@@ -110,7 +110,7 @@ def bits(stream: Stream) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class Operation:
-    """What is interrupted.
+    """An operation that is interrupted.
 
     Attributes:
         call: the operation.
@@ -165,7 +165,7 @@ ALONE = {
     "take": Operation(lambda s: s.take(1)),
     "put": Operation(lambda s: s.put(0, s.take(1)), replaces=True),
 }
-"""Where sequences are independent."""
+"""Operations of streams whose sequences are independent."""
 
 
 class Trial:
@@ -210,7 +210,7 @@ class Trial:
         return stream
 
     def _allow(self, stream: Stream) -> None:
-        """What the stream holds now may be found after an interrupt, too."""
+        """Allow the stream's present state after an interrupt, too."""
         copy = self._model.stream(stream.batch_size)
         copy.restore(stream.snapshot())
         self._allowed.setdefault(bits(copy), self._results(copy))
@@ -235,7 +235,7 @@ class Trial:
             number += step
 
     def _look_at(self, stream: Stream, where: str) -> bool:
-        """Whether a stream says that it is broken; else it has to be what it may be."""
+        """Return whether a stream says that it is broken; if not, check that its state is an allowed one."""
         try:
             found = bits(stream)
         except UsageError as error:

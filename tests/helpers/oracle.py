@@ -21,7 +21,7 @@ OWN_FILES = (".model.zip213.pt", ".checkpoint_best.pt", "")
 
 
 def facts_of(case: str) -> dict[str, Any]:
-    """What the case's JSON says: constructor or config, options, segment lengths, batch size."""
+    """Read the case's JSON: constructor or config, options, segment lengths, batch size."""
     facts: dict[str, Any] = json.loads((ORACLE / f"{case}.json").read_text())
     return facts
 
@@ -40,7 +40,7 @@ def state_and_config(case: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]
 
 
 def refuses_kv(case: str) -> bool:
-    """Whether the model has absolute positions and a memory, which only hidden memory can follow."""
+    """Return whether the model has absolute positions and a memory, which only hidden memory can follow."""
     config = config_of(facts_of(case))
     return config.get("attn_type", 0) in (2, 3) and config["mem_len"] > 0
 

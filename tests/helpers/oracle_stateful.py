@@ -62,7 +62,7 @@ BUILDS: Mapping[str, Callable[..., StepSpec]] = {
     "xt02_t5_bias": x_transformers.build,
 }
 GROWTH = {"ct01_base": "stages", "ct02_partial_segment": "stages", "lc01_labml": "stages", "mt01_knn": "stages"}
-"""What "auto" comes to as well, after it has tried to leave rows open: a convolution or a store takes no 0 of them."""
+"""The growth that "auto" ends with after it has tried to leave rows open: a convolution or a store takes no 0 rows."""
 Arrays = dict[str, Any]
 
 
@@ -99,7 +99,7 @@ class Case:
         return _under(self._given, "init/")
 
     def inputs(self, segment: int) -> Arrays:
-        """What a segment is given."""
+        """The inputs of a segment."""
         return _under(self._given, f"in/{segment}/")
 
     def expected(self, segment: int) -> tuple[Arrays, Arrays]:
@@ -177,7 +177,7 @@ def export_case(case: Case, path: Path, **options: Any) -> Any:
 
 @functools.cache
 def exported(name: str, growth: str = "") -> Any:
-    """What exporting a case returns; many tests share one bundle, which is there as long as the process is."""
+    """Export a case; many tests share its bundle, which is there as long as the process is."""
     folder = Path(_EXPORTED.name) / f"{name}-{growth}"
     return export_case(Case(name), folder, growth=growth or GROWTH.get(name, "auto"))
 

@@ -30,7 +30,7 @@ class Wrong(nn.Module):
     wrong = ""
 
     def right(self, *mistakes: str) -> bool:
-        """Whether it has none of these."""
+        """Return whether it has none of these mistakes."""
         return self.wrong not in mistakes
 
 
@@ -298,7 +298,7 @@ SPECS: dict[str, Callable[[], StepSpec]] = {
 
 @dataclass(frozen=True)
 class Outside:
-    """How a module is exported.
+    """The way in which a module is exported.
 
     Attributes:
         model: of `SPECS`.

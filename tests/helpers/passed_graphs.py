@@ -36,5 +36,5 @@ def run(model: ir.Model, feed: Mapping[str, np.ndarray]) -> list[np.ndarray]:
 
 
 def kinds(model: ir.Model) -> Counter[str]:
-    """How many nodes there are of each operator."""
+    """Count the nodes of each operator."""
     return Counter(node.op_type for node in model.graph)

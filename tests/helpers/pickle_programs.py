@@ -42,7 +42,7 @@ def watching():
 
 
 def watched_load(path, aliases=None):
-    """What an importer is given of a file, watched."""
+    """Load a file as an importer gets it, watched."""
     with watching():
         return load(path, aliases)[1]
 
@@ -175,7 +175,7 @@ def patched(data, at, new):
 
 
 def central(data, number):
-    """Where the directory's entry of that number begins."""
+    """Return the offset of the directory's entry of that number."""
     at = -1
     for _ in range(number + 1):
         at = data.index(b"PK\x01\x02", at + 1)

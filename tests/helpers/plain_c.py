@@ -28,7 +28,7 @@ def build(folder: Path, program: Path, *sources: object, compiler: str = "cc", f
 
 
 def run(program: Path, *arguments: object, **more: object) -> str:
-    """What a program prints; it has to end well."""
+    """Run a program that has to end well; returns its output."""
     command = [str(part) for part in (program, *arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=program.parent, **more)
     assert done.returncode == 0, f"{done.returncode}: {done.stdout}{done.stderr}"

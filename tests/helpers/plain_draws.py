@@ -6,7 +6,7 @@ import numpy as np
 
 
 def by_the_whole(values: np.ndarray, uniform: float, temperature: float, top_k: int | None, top_p: float | None) -> int:
-    """What a sampler draws that has all log-probabilities: plainly, in float64."""
+    """Draw as a sampler that has all log-probabilities: plainly, in float64."""
     if temperature == 0:
         return int(values.argmax())
     weights = np.exp((values - values.max()) / temperature)
@@ -21,5 +21,5 @@ def by_the_whole(values: np.ndarray, uniform: float, temperature: float, top_k: 
 
 
 def log_softmax(scores: np.ndarray) -> np.ndarray:
-    """Of the last axis, float32."""
+    """Return log_softmax of the last axis, float32."""
     return (scores - np.logaddexp.reduce(scores, axis=-1, keepdims=True)).astype(np.float32)

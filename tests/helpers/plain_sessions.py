@@ -28,7 +28,7 @@ def mark(state: SessionState) -> float:
 
 
 class PlainSessions:
-    """Named states with versions; see `checkpoint.Kept`."""
+    """Named states with versions; see `checkpoint.SessionVersions`."""
 
     def __init__(self, **marks: float) -> None:
         self._count, self.states, self._versions = itertools.count(1), dict[str, SessionState](), dict[str, int]()

@@ -67,7 +67,7 @@ class Playground:
         return httpx2.get(self.origin + path, headers=self.shown, timeout=60)
 
     def interrupt(self, number: int = signal.SIGINT) -> int:
-        """What Ctrl-C does; the exit code, once all is read that was said."""
+        """Interrupt as Ctrl-C does; returns the exit code, once all output is read."""
         self.process.send_signal(number)
         code = self.process.wait(60)
         self._reader.join(10)

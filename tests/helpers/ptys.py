@@ -20,7 +20,7 @@ from pathlib import Path
 CTRL_C = b"\x03"
 COMMAND = (sys.executable, "-m", "txl_deploy")
 BAR = "━"
-"""What rich draws bars of."""
+"""The character of which rich draws bars."""
 ROWS = 24
 
 _HELD = """
@@ -48,7 +48,7 @@ def held_at(end: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Left:
-    """What a command left behind.
+    """The end of a command, and its output.
 
     Attributes:
         code: its exit code; minus the signal that ended it.
@@ -77,14 +77,14 @@ def in_a_terminal(
     folder: Path | None = None,
     **environment: str,
 ) -> Left:
-    """Run a command in a terminal; it is killed where it takes longer.
+    """Run a command in a terminal; it is killed after `seconds`.
 
     Args:
         at: once this pattern is found in what it wrote, something is pressed.
         press: what, or the number of a signal.
 
     Raises:
-        AssertionError: it, or something that it started, still ran after so many seconds; or nothing was pressed.
+        AssertionError: it, or something that it started, still ran after `seconds`; or nothing was pressed.
     """
     surroundings = {name: os.environ[name] for name in ("PATH", "HOME", "PYTHONPATH", "TMPDIR") if name in os.environ}
     surroundings |= {"TERM": "xterm-256color", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"} | environment

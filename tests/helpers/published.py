@@ -1,4 +1,4 @@
-"""What readers in other languages are given of a bundle's format; `make published` writes it into docs.
+"""Describes a bundle's format for readers in other languages; `make published` writes it into docs.
 
 The schema is that of the structs that this project reads manifests with, and says of a field what their docstrings say.
 """
@@ -23,6 +23,7 @@ from txl_runtime.bundle.tables import Tables
 from txl_runtime.guard.forms import ANY, FORMS, IR_VERSIONS, MICROSOFT, OPSETS, PLAIN
 
 DOCS = Path(__file__).parents[2] / "docs"
+SCRIPT = Path(__file__).parents[2] / "runtime/js/src/schema.js"
 LARGE = 100_000
 """Bytes of manifests that are too long to be held against the schema as well; some tests make long ones."""
 
@@ -57,7 +58,7 @@ def forms() -> dict[str, Any]:
 
 
 def cases() -> dict[str, Any]:
-    """What `str.lower` makes of each character, as plain data, found by asking it."""
+    """Return each change by `str.lower` as plain data, found by asking it."""
     lower, kinds = list[list[int]](), list[list[int]]()
     for code in (*range(0xD800), *range(0xE000, 0x110000)):
         character = chr(code)
@@ -94,9 +95,24 @@ def text(name: str) -> str:
     return re.sub(r"(?m)^ +\[[^][]+\]", lambda inner: f"  [{', '.join(re.findall('[-0-9]+', inner[0]))}]", found)
 
 
+def script() -> str:
+    """The schema as a module of the runtime in JavaScript, without what it says to people."""
+
+    def plain(part: Any) -> Any:
+        if isinstance(part, list):
+            return [plain(each) for each in part]
+        if isinstance(part, dict):
+            told = ("$schema", "title", "description")
+            return {name: plain(inner) for name, inner in part.items() if name not in told}
+        return part
+
+    about = "// @ts-check\n/** The schema of manifests; `make published` writes this file. */\n"
+    return f"{about}\nexport const SCHEMA = {json.dumps(plain(schema()), separators=(',', ':'))};\n"
+
+
 @cache
 def validator() -> Any:
-    """Of manifests, by the schema."""
+    """Return a validator of manifests by the schema."""
     return jsonschema.Draft202012Validator(schema())
 
 
@@ -133,3 +149,4 @@ def _told(documentation: str) -> tuple[str, dict[str, str]]:
 if __name__ == "__main__":
     for file in PUBLISHED:
         (DOCS / file).write_text(text(file), "utf-8")
+    SCRIPT.write_text(script(), "utf-8")

@@ -140,7 +140,7 @@ class Play:
         return int(self.draws.integers(first, last + 1))
 
     def go(self, turns: int) -> None:
-        """Do so many things, and compare everything in the end."""
+        """Do `turns` operations, and compare everything in the end."""
         for _ in range(turns):
             pair = self.pairs[self.number(0, len(self.pairs) - 1)]
             name = str(self.draws.choice(self.names))
@@ -160,7 +160,7 @@ class Play:
             self.same(*(stream.loop.take(row).tensors for stream in pair.both))
 
     def same(self, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-        """Whether arrays are equal, or as near as the two ways of computing them."""
+        """Check that arrays are equal, or as near as the two ways of computing them."""
         assert list(found) == list(expected)
         for name, array in expected.items():
             assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape), name

@@ -65,7 +65,7 @@ class Asked:
 
 @dataclass
 class Report:
-    """How much was done, and how near it was."""
+    """The counts of what was done, and the ties."""
 
     operations: dict[str, int] = field(default_factory=dict)
     requests: dict[str, int] = field(default_factory=dict)
@@ -126,7 +126,7 @@ class Game:
         return Sessions(self.model, self.rows, self.limits, clock=lambda: self.now)
 
     def go(self, operations: int) -> Report:
-        """Do so many things, then finish everything."""
+        """Do `operations` things, then finish everything."""
         names, weights = list(self.OPERATIONS), np.array(list(self.OPERATIONS.values()))
         for number in range(operations):
             name = "expire" if number == operations // 2 else str(self.draws.choice(names, p=weights / weights.sum()))
@@ -413,7 +413,7 @@ class Game:
         self.checkpoint.save(self.sessions)
 
     def do_restart(self) -> None:
-        """The server ends, with requests running, and another one begins with what was saved."""
+        """The server ends, with requests running, and a new one begins with what was saved."""
         self.report.restarts += 1
         self.listen()
         self.report.parked += self.sessions.counters.parked
@@ -450,7 +450,7 @@ def bits(state: SessionState) -> tuple[Any, ...]:
 
 
 def near_draws(uniform: float, row: np.ndarray, sampling: Sampling) -> set[int]:
-    """What is drawn where rounding has a say."""
+    """Return the tokens that may be drawn if rounding decides."""
     share = sampling.top_p
     shares = (None,) if share is None else (share - CLOSE, share + CLOSE)
     near = [min(max(uniform + off, 0.0), 1 - 1e-9) for off in (-CLOSE, CLOSE)]

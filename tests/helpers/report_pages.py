@@ -1,4 +1,4 @@
-"""What tests of the report page have in common: facts and measurements to show, and a strict reader of HTML."""
+"""Facts and measurements to show in a report, and a strict reader of HTML."""
 
 from __future__ import annotations
 

@@ -72,13 +72,13 @@ def replace_output(graph: onnx.GraphProto, name: str, operator: str, *more: str)
 
 
 def dtype_of(graph: onnx.GraphProto, name: str) -> np.dtype:
-    """Of an output."""
+    """Return an output's dtype."""
     (kind,) = (one.type.tensor_type.elem_type for one in graph.output if one.name == name)
     return helper.tensor_dtype_to_np_dtype(kind)
 
 
 def rank_of(graph: onnx.GraphProto, name: str) -> int:
-    """Of an output."""
+    """Return an output's number of axes."""
     (shape,) = (one.type.tensor_type.shape for one in graph.output if one.name == name)
     return len(shape.dim)
 

@@ -102,7 +102,7 @@ def _position(distance: int) -> Fault:
 
 
 def graph_faults(layers: int) -> dict[str, Fault]:
-    """By title, for a model of so many layers."""
+    """Return the faults by title, for a model of `layers` layers."""
     return {
         "the oldest row is not seen": _oldest_row(1),
         "a row older than the oldest is seen": _oldest_row(-1),

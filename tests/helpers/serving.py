@@ -21,6 +21,7 @@ from txl_runtime.sessions import AsyncSessions, Sessions
 from txl_runtime.sessions.state import largest_state
 from txl_runtime.streaming.texts import TokenTexts
 
+from txl_deploy.retrieval.store import open_store
 from txl_deploy.serve.app import make_app
 from txl_deploy.serve.health import Health
 from txl_deploy.serve.keeping import Keeping
@@ -64,6 +65,7 @@ class Served:
             TokenTexts(self.model.vocabulary),
             int(time.time()),
             largest_state(self.model.manifest, table),
+            open_store(self.model, self.settings.mixture),
         )
         app = make_app(service, log)
         self.app = app

@@ -1,4 +1,4 @@
-"""What requests of one session give when they run alone on one stream: what sessions have to give beside others."""
+"""Runs requests of one session alone on one stream, for the results that it must give beside others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CLOSE = 1e-4
 
 @dataclass
 class Given:
-    """What a request gave.
+    """The results of a request.
 
     Attributes:
         drawn: tokens.

@@ -39,6 +39,7 @@ class StepModel:
     states: tuple[StateTensor, ...]
     streams: str = "independent"
     lengths: str = "exact"
+    stepwise: int | None = None
     graphs: dict[str, onnx.ModelProto] = field(default_factory=dict)
     programs: list[Program] = field(default_factory=list)
     tensors: dict[str, np.ndarray] = field(default_factory=dict)
@@ -104,6 +105,7 @@ class StepModel:
             "programs": self.programs,
             "streams": self.streams,
             "lengths": self.lengths,
+            "stepwise": self.stepwise,
             "family": {"name": "own_module"},
             "weights": "weights.safetensors",
             "files": files,
@@ -247,6 +249,7 @@ def counting(lengths: tuple[int, ...] = (4, 1)) -> StepModel:
         outputs=(Output(name="logits", dtype="float32", shape=("B", "L", VOCABULARY), role="logprobs"),),
         states=(state("seen", (B, VOCABULARY), 0, initial="initial.seen"),),
         lengths="valid",
+        stepwise=max(lengths),
         tensors={"initial.seen": np.linspace(0, 1, VOCABULARY, dtype=np.float32)},
     )
     for length in lengths:

@@ -29,13 +29,13 @@ from txl_runtime.bundle.transformer_xl import ModelConfig
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 ORACLE = FIXTURES / "oracle"
 PACKAGES = Path(__file__).parents[2] / ".packages"
-"""What `make packages` installs: packages whose models tests export, and nothing else looks into."""
+"""The folder of `make packages`: packages whose models tests export, and nothing else looks into."""
 
 CLIENTS = Path(__file__).parents[2] / ".clients" / "bin" / "python"
-"""What `make clients` makes: an environment with openai, lm-eval, Ray, tritonclient and this project's runtime."""
+"""The Python of `make clients`: openai, lm-eval, Ray, tritonclient and this project's runtime."""
 
 CUDA = Path(__file__).parents[2] / ".cuda"
-"""What `make cuda` installs: ONNX Runtime with its CUDA provider, without CUDA's libraries, and NVIDIA's headers."""
+"""The folder of `make cuda`: ONNX Runtime with its CUDA provider, without CUDA's libraries, and NVIDIA's headers."""
 
 SMALL = {
     "vocab_size": 60,
@@ -189,7 +189,7 @@ def cli(*arguments: object, cwd: Path | None = None, **options: Any) -> subproce
 
 
 def _leaves(frame: FrameType) -> bool:
-    """Whether a line is traced because the `with` that it begins ends."""
+    """Return whether a line is traced because the `with` that it begins ends."""
     code, line = frame.f_code, frame.f_lineno
     if not linecache.getline(code.co_filename, line).lstrip().startswith("with "):
         return False
@@ -229,7 +229,7 @@ def interrupted(call: Callable[[], Any], line: int, *places: str) -> bool:
 
 
 def until(look: Callable[[], Any], seconds: float = 120) -> Any:
-    """What a look gives once it gives something; the seconds are those that the busiest machine may need."""
+    """Return a look's first result that is true; the seconds are those that the busiest machine may need."""
     ends = time.monotonic() + seconds
     while not (found := look()):
         assert time.monotonic() < ends, "it never came"

@@ -37,7 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def sample(name: str, variants: Sequence[dict[str, str]], keep: int) -> set[int]:
-    """Which variants of a test a sample runs: in random order, those first that bring most values not met before.
+    """Return the variants of a test that a sample runs: in random order, first those with most values not met before.
 
     Args:
         name: the test; the choice depends on it, on its variants and on nothing else.
@@ -58,17 +58,17 @@ def sample(name: str, variants: Sequence[dict[str, str]], keep: int) -> set[int]
 
 @pytest.fixture(scope="session")
 def whole_sweep(pytestconfig: pytest.Config) -> bool:
-    """Whether a test that goes through many seeds goes through all of them."""
+    """True if a test that goes through many seeds goes through all of them."""
     return bool(pytestconfig.option.sweep == "all")
 
 
 class Sweep:
-    """What `--sweep` adds to a run. With xdist it is in every process; the workers choose, and count."""
+    """The plugin of `--sweep`. With xdist it is in every process; the workers choose, and count."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
         self.counted: tuple[int, int] | None = None
-        """How many of how many slow tests are run."""
+        """The number of slow tests that are run, and of all."""
         self.failed: dict[str, None] = {}
         """Tests that failed, each once."""
         self.unread = 0
@@ -98,7 +98,7 @@ class Sweep:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """What a worker counted."""
+        """Take a worker's count."""
         self.counted = getattr(node, "workeroutput", {}).get("sweep", self.counted)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:

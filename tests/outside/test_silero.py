@@ -29,7 +29,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory):
-    """Of its ONNX."""
+    """The bundle of its ONNX file."""
     path = tmp_path_factory.mktemp("silero") / "vad.txl"
     txl_export.export(DATA / "silero_vad_16k_op15.onnx", path, fix=FIX, batch_size=2)
     return path

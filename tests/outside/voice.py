@@ -42,6 +42,6 @@ class Voice(nn.Module):
 
 
 def build(weights: str) -> StepSpec:
-    """Of the archive that the package has."""
+    """Return the step of the archive that the package has."""
     states = [StateSpec("state", (2, "B", 128))]
     return StepSpec(Voice(read_weights(weights)), [InputSpec("input", ("B", 576))], states, ["output"])

@@ -1,4 +1,4 @@
-"""What a user of block-recurrent-transformer-pytorch writes; `weights` holds the arguments and a state dict."""
+"""Written by a user of block-recurrent-transformer-pytorch; `weights` holds the arguments and a state dict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user of compressive-transformer-pytorch writes; `weights` holds the arguments and a state dict."""
+"""Written by a user of compressive-transformer-pytorch; `weights` holds the arguments and a state dict."""
 
 from __future__ import annotations
 

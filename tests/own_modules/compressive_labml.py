@@ -54,7 +54,7 @@ class Model(nn.Module):
 
 
 def spec(model: Model) -> StepSpec:
-    """What goes in and what comes out; time stands first."""
+    """Return the step with its inputs, states and outputs; time stands first."""
     config = model.config
     rows = {"mem": config["mem_len"], "c_mem": config["c_mem_len"]}
     names = [(layer, part) for layer in range(config["n_layers"]) for part in PARTS]

@@ -1,4 +1,4 @@
-"""What a user of feedback-transformer-pytorch writes; `weights` holds the constructor's arguments and a state dict."""
+"""Written by a user of feedback-transformer-pytorch; `weights` holds the constructor's arguments and a state dict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user of infini-transformer-pytorch writes; `weights` holds the constructor's arguments and a state dict."""
+"""Written by a user of infini-transformer-pytorch; `weights` holds the constructor's arguments and a state dict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user of memformer writes: its encoder, whose memory slots are the state, and its decoder over the same tokens.
+"""Written by a user of memformer: its encoder, whose memory slots are the state, and its decoder over the same tokens.
 
 `weights` holds the constructor's arguments and a state dict.
 """

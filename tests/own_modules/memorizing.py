@@ -1,4 +1,4 @@
-"""What a user of memorizing-transformers-pytorch writes: the store of keys and values as tensors in place of faiss.
+"""Written by a user of memorizing-transformers-pytorch: the store of keys and values as tensors in place of faiss.
 
 `weights` holds the constructor's arguments, of which `max_knn_memories` are the rows of the store, and a state dict.
 """

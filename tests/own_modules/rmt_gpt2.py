@@ -32,7 +32,7 @@ class MemoryCell(nn.Module):
 
 
 def spec(cell: MemoryCell) -> StepSpec:
-    """What goes in and what comes out; the memory starts as what was learned."""
+    """Return the step with its inputs, states and outputs; the memory starts as what was learned."""
     config = cell.model.config
     return StepSpec(
         cell,

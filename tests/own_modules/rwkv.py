@@ -27,7 +27,7 @@ def step(model: Any, inputs: dict[str, Any], states: dict[str, Any]) -> tuple[di
 
 
 def spec(model: Any) -> StepSpec:
-    """What goes in and what comes out."""
+    """Return the step with its inputs, states and outputs."""
     config = model.config
     shape = ("B", config.hidden_size, config.num_hidden_layers)
     return StepSpec(

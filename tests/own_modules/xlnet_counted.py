@@ -38,7 +38,7 @@ def _floats(mask: Tensor, like: Tensor) -> Tensor:
 
 
 def spec(model: Any) -> StepSpec:
-    """What goes in and what comes out."""
+    """Return the step with its inputs, states and outputs."""
     config = model.config
     if config.attn_type != "uni" or config.same_length or config.reuse_len or config.bi_data:
         raise ValueError("bi, same_length and reuse_len look at the rows there are, not at a counter; use xlnet.py")

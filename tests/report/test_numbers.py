@@ -1,4 +1,4 @@
-"""How numbers are written."""
+"""Numbers as they are written."""
 
 from __future__ import annotations
 

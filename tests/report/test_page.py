@@ -248,7 +248,7 @@ def test_every_text_is_shown_whole(verified: Facts, hostile: str):
 
 
 def test_every_text_is_cut(verified: Facts):
-    """Of a name of any length a page shows the beginning; commands alone are whole."""
+    """A page shows the beginning of a name of any length; commands alone are whole."""
     page = page_of(replaced(verified, lambda _: "x" * 9_000), replaced(measures(), lambda _: "x" * 9_000))
     assert not re.search(f"x{{{MOST + 1}}}", re.sub("<pre .*?</pre>", "", page, flags=re.DOTALL))
     assert page.count("x" * MOST) > 50
@@ -270,7 +270,8 @@ def test_numbers_that_are_none_are_shown_as_such(verified: Facts):
 
 # ---- colours
 
-STYLE = (Path(__file__).parents[2] / "export/txl_report/templates/page.css").read_text()
+TEMPLATES = Path(__file__).parents[2] / "export/txl_report/templates"
+STYLE = "".join((TEMPLATES / name).read_text() for name in ("base.css", "page.css"))
 COLOURS = dict(re.findall(r"--([\w-]+): light-dark\((#\w{6}, #\w{6})\)", STYLE))
 BACKS = ["page", "card", "sunken", *(f"{side}-{n}" for side in ("gain", "loss") for n in (1, 2, 3))]
 TEXTS: list[tuple[str, str]] = [
@@ -323,11 +324,21 @@ def test_the_first_screen_tells_how_sure_the_perplexity_is_and_of_which_tokens(v
 @pytest.mark.parametrize(
     ("mean", "error", "of_bytes", "said"),
     [
-        (0.4, 0.1, False, "Memory lowers the text’s perplexity from 6.69 to 4.48"),
-        (0.4, 0.1, True, "Memory lowers the text’s bits per byte from 2.74 to 2.16"),
-        (-0.4, 0.1, False, "Memory raises the text’s perplexity from 3.00 to 4.48"),
-        (0.4, 0.3, False, "No sure effect of memory on this text: perplexity 6.69 without, 4.48 with it"),
-        (0.4, None, False, "No sure effect of memory on this text: perplexity 6.69 without, 4.48 with it"),
+        (0.4, 0.1, False, "Memory lowers perplexity from 6.69 to 4.48 on the first 300 of 400 tokens"),
+        (0.4, 0.1, True, "Memory lowers bits per byte from 2.74 to 2.16 on the first 300 of 400 tokens"),
+        (-0.4, 0.1, False, "Memory raises perplexity from 3.00 to 4.48 on the first 300 of 400 tokens"),
+        (
+            0.4,
+            0.3,
+            False,
+            "No sure effect of memory on the first 300 of 400 tokens: perplexity 6.69 without, 4.48 with it",
+        ),
+        (
+            0.4,
+            None,
+            False,
+            "No sure effect of memory on the first 300 of 400 tokens: perplexity 6.69 without, 4.48 with it",
+        ),
     ],
 )
 def test_a_page_opens_with_what_memory_did_and_how_sure_that_is(
@@ -351,7 +362,11 @@ def test_a_page_opens_with_what_memory_did_and_how_sure_that_is(
         "14 % with memory, 37 % without: −1.00 nats",
         "14 % with memory, 14 % without: 0 nats",
     ]
-    assert "these 3 tokens in a row gained most: +0.333 nats per token" in first
+    assert "Of the 100 tokens that count, these 3 in a row gained most: +0.333 nats per token, all of them " in first
+    everything = dataclasses.replace(found, used=found.given)
+    page = page_values(verified, Measures(text=everything))
+    assert page.opening is not None
+    assert page.opening.title == said.replace("the first 300 of 400 tokens", "the text")
 
 
 def test_a_page_without_a_comparison_opens_without_a_picture(verified: Facts):

@@ -1,4 +1,4 @@
-"""What messages quote: one line, short, and printable whatever a file holds."""
+"""Quotations in messages: one line, short, and printable whatever a file holds."""
 
 from __future__ import annotations
 
@@ -38,6 +38,8 @@ def test_a_misspelt_or_shortened_name_leads_to_the_one_that_is_meant():
     assert nearest("mark", known) == "marks"
     assert nearest("o", known) == nearest("reward", known) == nearest("obs", []) == ""
     assert nearest("mrk", known) == "marks"
+    assert todo_about("observation", {"obs", "mask"}) == "did you mean 'obs'?"
+    assert todo_about("observation", {"ob", "mask"}) == "take it out"
     assert nearest("mrk", known, alike=0.9) == ""
     assert todo_about("obs", known) == "did you mean 'observation'?"
     assert todo_about("reward", known) == "take it out"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from txl_runtime import BackendError, ladder
 from txl_runtime.ladder import LADDER, LIMITS, Rung, no_drift_limit, rung
@@ -20,7 +22,6 @@ def test_fp32_has_the_strictest_limits_on_the_cpu_and_ten_times_the_error_on_a_d
     [
         ("fp16", 1e-4, 0.995, 1e-3, 1e-2, 1e-4),
         ("bf16", 1e-4, 0.995, 1e-3, 5e-2, 5e-4),
-        ("int8", 5e-3, 0.97, 5e-3, None, None),
         ("int4", 3e-2, 0.92, 3e-2, None, None),
     ],
 )
@@ -31,8 +32,15 @@ def test_lower_precisions_are_judged_by_their_distribution_and_deviation_whereve
     assert all(rung(precision, backend) == expected for backend in ("cpu", *DEVICES))
 
 
+def test_int8_is_judged_by_deviation_too_on_a_device_and_fp8_as_int8():
+    expected = Rung(None, None, kl=5e-3, top1=0.97, perplexity=5e-3)
+    assert rung("int8", "cpu") == rung("int8", "native") == expected
+    for backend in DEVICES:
+        assert rung("int8", backend) == rung("fp8", backend) == dataclasses.replace(expected, deviation=5e-2)
+
+
 def test_the_ladder_has_no_other_rungs():
-    assert {precision for precision, _ in LADDER} == {"fp32", "fp16", "bf16", "int8", "int4"}
+    assert {precision for precision, _ in LADDER} == {"fp32", "fp16", "bf16", "int8", "fp8", "int4"}
 
 
 def test_a_precision_without_a_rung_is_refused():
@@ -67,7 +75,8 @@ def test_limits_of_single_checks_stand_in_the_same_table():
         ({"fp32", "fp16"}, "kl", 2e-2),
         ({"int8", "fp16"}, "kl", 2e-2),
         ({"int4", "fp32"}, "kl", 0.2),
-        ({"fp8"}, "kl", 0.2),
+        ({"int8", "fp8"}, "kl", 2e-2),
+        ({"fp4"}, "kl", 0.2),
     ],
 )
 def test_competitors_are_held_together_by_the_wider_of_their_limits(precisions, measure, limit):

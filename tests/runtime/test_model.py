@@ -25,7 +25,7 @@ from txl_runtime.sessions import Request, Sessions
 
 @pytest.fixture
 def different(tmp_path) -> tuple[Path, Path]:
-    """A bundle that will be loaded, and another one of the same sizes and other weights beside it."""
+    """A bundle that will be loaded, and one of the same sizes and other weights beside it."""
     places = (tmp_path / "model.txl", tmp_path / "other.txl")
     for name, place in zip(("ring", "zeros"), places, strict=True):
         shutil.copytree(frozen(name), place)

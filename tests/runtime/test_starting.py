@@ -49,7 +49,7 @@ def test_every_process_is_started_so() -> None:
                 assert started in (("environment()", "APART"), ("environment()", "folder")), (path, node.lineno)
                 subprocesses += 1
         assert "get_context(" not in text, path
-    assert subprocesses == 6
+    assert subprocesses == 8
 
 
 BUILD = """

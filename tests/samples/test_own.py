@@ -139,7 +139,7 @@ def test_a_sample_streams_as_its_module_computes(name: str, tiny: Callable[..., 
 
 
 def test_the_policy_needs_its_memory(sample: Callable[..., Any]) -> None:
-    """What the sample says of its corridors: the sign is seen at the door alone, and the expert is always right."""
+    """The sample's corridors: the sign is seen at the door alone, and the expert is always right."""
     module = sample("recurrent_policy")
     corridors = module.Corridors(50, seed=0)
     signs = []
@@ -169,3 +169,12 @@ def test_the_first_lines_of_a_sample_are_commands(name: str) -> None:
     assert commands[0][:3] == ["python", f"samples/own/{name}.py", "--train"]
     weights = commands[0][3]
     assert commands[1][1:5] == ["export", f"samples/own/{name}.py:build", "--weights", weights]
+
+
+def test_the_selective_state_is_exported_at_the_lengths_of_its_command(
+    sample: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Its mask of 32 × 32 truth values is as large as what other constants are moved out of the graph for."""
+    path = tmp_path / "ssm.txl"
+    txl_export.export(sample("selective_state").build(None), path, segment_length=(32, 1), verify=False)
+    assert txl_runtime.load(path).manifest.segment_lengths == (32, 1)

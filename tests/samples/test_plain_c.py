@@ -37,7 +37,7 @@ def compiled(source: str, package: Path, folder: Path, compiler: str = "cc", fla
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny Transformer-XL, packaged."""
-    return package_c(SAMPLES / "tiny.txl", tmp_path_factory.mktemp("tiny") / "tiny", length=1).folder
+    return package_c(SAMPLES / "tiny.txl", tmp_path_factory.mktemp("tiny") / "tiny", lengths=(1,)).folder
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ CLIENTS = ROOT / ".clients" / "bin" / "python"
 KV = frozen("0.8/clusters")
 """A Transformer-XL of 41 tokens."""
 DOCUMENTS = int(os.environ.get("TXL_DOCUMENTS", "600"))
-"""How many are scored; the figures are of more, and shorter ones."""
+"""The number of documents that are scored; the figures are of more, and shorter ones."""
 TIMEOUT = 200 + DOCUMENTS // 100
 """Seconds that a run of the sample may take."""
 

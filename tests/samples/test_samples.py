@@ -133,7 +133,7 @@ def chat(bundle: Path, *options: object) -> subprocess.Popen[str]:
 
 
 def held(model: txl_runtime.Model, state: txl_runtime.StreamState) -> list[bytes]:
-    """What a state remembers, bit for bit."""
+    """Return a state's memory, bit for bit."""
     stream = model.stream(1)
     stream.restore(state)
     return [stream.fill.tobytes(), *(rows.tobytes() for rows in stream.memory().values())]

@@ -25,21 +25,21 @@ from txl_deploy.serve.server import CONNECTIONS
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "samples" / "serve"
-CONTAINER, UNIT = FOLDER / "Containerfile", FOLDER / "txl-deploy.service"
+CONTAINER, UNIT = FOLDER / "Containerfile", FOLDER / "txl-deploy@.service"
 
 
 def options_of(arguments: list[str]) -> dict[str, Any]:
-    """What `txl-deploy serve` understands by these arguments; a wrong one is an error."""
+    """Return these arguments as `txl-deploy serve` understands them; a wrong one is an error."""
     app = typer.Typer()
     app.command("serve")(serve.run)
     return get_command(app).make_context("serve", arguments).params
 
 
 def service() -> dict[str, str]:
-    """The unit's section [Service]; of what is said twice the last."""
+    """The section [Service] of the instance for port 8001; of what is said twice the last."""
     unit = configparser.ConfigParser(strict=False, interpolation=None)
     unit.optionxform = str
-    unit.read(UNIT)
+    unit.read_string(UNIT.read_text().replace("%i", "8001"))
     return dict(unit["Service"])
 
 
@@ -61,8 +61,9 @@ def test_the_unit_calls_the_command_as_it_is() -> None:
     assert command[0].endswith("/txl-deploy")
     assert command[1] == "serve"
     found = options_of(command[2:])
-    assert found["host"] == "127.0.0.1"
+    assert (found["host"], found["port"]) == ("127.0.0.1", 8001)
     assert found["checkpoint_dir"].parts[0] == "${STATE_DIRECTORY}"
+    assert service()["StateDirectory"] == "txl-deploy-8001", "each instance has sessions of its own"
 
 
 def test_the_unit_gives_more_time_to_stop_than_draining_takes() -> None:
@@ -124,7 +125,7 @@ def test_systemd_waits_until_the_server_listens() -> None:
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")
 def test_systemd_understands_the_unit(tmp_path: Path) -> None:
-    copy = tmp_path / UNIT.name
+    copy = tmp_path / UNIT.name.replace("@", "@8001")
     copy.write_text(re.sub(r"ExecStart=\S+", f"ExecStart={sys.executable}", UNIT.read_text()))
     done = subprocess.run(["systemd-analyze", "verify", "--man=no", copy], capture_output=True, text=True, timeout=60)
     said = [line for line in (done.stdout + done.stderr).splitlines() if copy.name in line]

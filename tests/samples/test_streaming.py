@@ -146,7 +146,7 @@ def test_the_past_and_what_lies_ahead_both_reach_the_scores(sample: Any, model: 
 
 
 def others(name: str) -> StepSpec:
-    """What has neither the sample's names nor its sizes."""
+    """Return a step that has neither the sample's names nor its sizes."""
     torch.manual_seed(1)
     if name == "torchaudio":
         sizes = {"input_dim": 6, "num_heads": 2, "ffn_dim": 12, "num_layers": 2, "segment_length": 5}

@@ -1,1 +1,1 @@
-"""What stands in for devices and libraries that are not on every machine."""
+"""Stand-ins for devices and libraries that are not on every machine."""

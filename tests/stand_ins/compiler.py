@@ -1,4 +1,4 @@
-"""What torch.compile hands to CUDA graphs, without a GPU: graphs as its compiler gets them, and no kernels.
+"""Stands in for torch.compile before CUDA graphs, without a GPU: graphs as its compiler gets them, and no kernels.
 
 What is not static is copied before every step, what is written elsewhere than in place is copied by it, and what is not
 where the inputs are keeps the whole graph from being recorded.
@@ -86,7 +86,7 @@ class Compiler:
 
 
 def _value(node: Node) -> Any:
-    """Of a node that a pass made, which says nothing of its value: that of what it writes to."""
+    """Return the value of what a pass's node writes to, since such a node says nothing of its own."""
     return node.args[0].meta.get("val") if isinstance(node.args[0], Node) else None
 
 

@@ -57,17 +57,17 @@ class Loaded:
 
     @property
     def working_bytes(self) -> int:
-        """What a run works in; it differs from program to program."""
+        """The bytes that a run works in; they differ from program to program."""
         return 1000 + 8 * len(self.graph.program.name)
 
     def wrong(self, what: str, returned: Any = None, error: type[Exception] = RuntimeError) -> Any:
-        """What a call gives that goes wrong."""
+        """Return or raise the result of a call that goes wrong."""
         if f"{what}, {error.__name__}" in self.faults:
             raise error(f"pybind11 says that {what}")
         return returned
 
     def context(self, config: Any = None) -> Context | None:
-        """What the engine makes an execution context of; None, and an error in the log, where it makes none."""
+        """Make an execution context; return None, with an error in the log, if the engine makes none."""
         self.driver.here("an execution context", self.made_in)
         self.wrong("no context")
         user_managed = config is not None and config.allocation == "USER_MANAGED"
@@ -92,7 +92,7 @@ class Loaded:
 
 
 class Context:
-    """What stands behind an execution context. The methods are those of the bindings."""
+    """Stands behind an execution context. The methods are those of the bindings."""
 
     def __init__(self, engine: Loaded, blocks: list[Block], user_managed: bool, records_itself: bool) -> None:
         self._engine, self._driver = engine, engine.driver
@@ -179,7 +179,7 @@ class Context:
             self._driver.violations.append(f"{self._name}: {what} was set while a stream records")
 
     def _unfit(self) -> str:
-        """Why a record does not bear a run now."""
+        """Return why a record does not bear a run now."""
         if self._tied is None:
             return REFUSED
         if self._own.pending:

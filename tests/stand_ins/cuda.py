@@ -18,21 +18,22 @@ from txl_engines import given_weights
 from txl_engines.building import NEWEST_OPSET
 from txl_engines.checking import read_graph
 from txl_engines.composing import compose, whole_programs
+from txl_runtime.bundle.engines.files import find_engines
+from txl_runtime.bundle.engines.sidecar import GivenWeight, Rounding, with_weights
 from txl_runtime.bundle.reading import Bundle, open_bundle
 from txl_runtime.bundle.tables import Program
 from txl_runtime.device.backend import DeviceBackend
-from txl_runtime.device.engines.files import find_engines
 from txl_runtime.device.engines.library import Library
 from txl_runtime.device.engines.opening import give_weights, give_workspace, load_engines
 from txl_runtime.device.engines.running import EngineRuntime
-from txl_runtime.device.engines.sidecar import GivenWeight, with_weights
 
 from stand_ins.contexts import REFUSED, Loaded
 from stand_ins.driver import FakeDriver
 from stand_ins.engine import GraphRun, StandInBackend, open_fake_device
 from stand_ins.tensorrt import fake
 
-KINDS = {"int32": "INT32", "float32": "FLOAT", "float16": "HALF", "bfloat16": "BF16", "bool": "BOOL"}
+KINDS = {"float32": "FLOAT", "float16": "HALF", "bfloat16": "BF16", "float8e4m3fn": "FP8"}
+KINDS |= {"int32": "INT32", "int8": "INT8", "bool": "BOOL"}
 FAULTS = (
     "no runtime",  # the factory returned nullptr, and the bindings None
     "no runtime, TypeError",  # the factory returned nullptr, and pybind11 says so
@@ -60,6 +61,7 @@ def run_engines(
     driver: FakeDriver,
     faults: Collection[str] = (),
     given_memory: bool = True,
+    rounding: Rounding | None = None,
 ) -> SimpleNamespace:
     """Teach a stand-in for TensorRT to run the engines of a bundle.
 
@@ -68,6 +70,7 @@ def run_engines(
         bundle: whose graphs the engines are made of.
         programs: by the SHA-256 of the engine's bytes.
         driver, faults, given_memory: see `run_graphs`.
+        rounding: the precision to which the engines round matrices.
     """
 
     def find(data: bytes) -> Engine | None:
@@ -75,7 +78,7 @@ def run_engines(
         if program is None:
             return None
         states = bundle.manifest.states_of("ring") if program.update == "ring" else ()
-        return GraphRun(bundle, program), {state.output: state.input for state in states}
+        return GraphRun(bundle, program, rounding), {state.output: state.input for state in states}
 
     return run_graphs(trt, find, driver, faults, given_memory)
 
@@ -110,7 +113,7 @@ def run_graphs(
         return made
 
     def wrong(what: str, returned: Any, error: type[Exception] = RuntimeError) -> Any:
-        """What a call gives that goes wrong."""
+        """Return or raise the result of a call that goes wrong."""
         if f"{what}, {error.__name__}" in faults:
             raise error(f"pybind11 says that {what}")
         return returned
@@ -197,11 +200,10 @@ def open_built(
     """The engines that a bundle has, opened by a library's version; CUDA's driver, and what was seen besides."""
     bundle, driver, trt = open_bundle(path), driver or FakeDriver(), fake(version, SimpleNamespace(data=b""))
     library = Library("rtx" if trt.__name__ == "tensorrt_rtx" else "tensorrt", trt)
-    programs = {
-        engine.sidecar.sha256: with_weights(engine.program, engine.sidecar.identity.given)
-        for engine in find_engines(bundle, library.target)
-    }
-    seen = run_engines(trt, bundle, programs, driver, faults, given_memory)
+    found = find_engines(bundle, library.target)
+    programs = {engine.sidecar.sha256: with_weights(engine.program, engine.sidecar.identity.given) for engine in found}
+    rounding = found[0].sidecar.identity.rounding or None
+    seen = run_engines(trt, bundle, programs, driver, faults, given_memory, rounding)
     return load_engines(bundle, library, open_fake_device(driver), update), driver, seen
 
 
@@ -245,7 +247,7 @@ def given_to(bundle: Bundle, program: Program) -> tuple[GivenWeight, ...]:
 
 
 def read_config(config: Any) -> SimpleNamespace:
-    """What a runtime configuration says of a context that is made with it."""
+    """Return the settings of a runtime configuration for a context that is made with it."""
     allocation = config.__dict__.get("_allocation")
     graphs = config.__dict__.get("cuda_graph_strategy")
     return SimpleNamespace(
@@ -255,7 +257,7 @@ def read_config(config: Any) -> SimpleNamespace:
 
 
 def _listed(trt: Any, title: str, name: str) -> bool:
-    """Whether a class of this version has a member: it refuses what is not listed."""
+    """Return whether a class of this version has a member: it refuses those that are not listed."""
     try:
         getattr(getattr(trt, title)(), name)
     except NotImplementedError:

@@ -29,7 +29,7 @@ static int copy(const char *name, void *to, const void *from, size_t size, int k
     return add(strcat(said, " bytes"), size);
 }
 
-/* What was called since the last time, a line each. */
+/* Returns the calls since the last time, a line each. */
 const char *told(void) {
     static char said[MOST * 64];
     char *end = said;

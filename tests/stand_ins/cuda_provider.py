@@ -1,4 +1,4 @@
-"""What ONNX Runtime's real CUDA provider does with the programs of bundles, over the libraries of `cuda_libraries.c`.
+"""Runs the programs of bundles with ONNX Runtime's real CUDA provider, over the libraries of `cuda_libraries.c`.
 
     python -m stand_ins.cuda_provider LIBCUDA COUNTING BUNDLE:RULE...
 
@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from txl_runtime.bundle.reading import open_bundle
+from txl_runtime.bundle.tables import tensor_bytes
 from txl_runtime.device import cuda, onnxruntime_cuda
 from txl_runtime.device.driver import Driver
-from txl_runtime.device.dtypes import tensor_bytes
 
 from stand_ins.driver import FakeDriver
 

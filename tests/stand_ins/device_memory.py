@@ -132,7 +132,7 @@ class Memory:
         return block.data[address - block.address :][:size]
 
     def pinned(self, address: int, size: int) -> bool:
-        """Whether a range of the host is page-locked; a device's address is no address of the host."""
+        """Return whether a range of the host is page-locked; a device's address is no address of the host."""
         block = self.around(address)
         if block is not None and (block.kind == "pinned" or not self._unified):
             self.block(address, size, "pinned")

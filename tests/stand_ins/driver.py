@@ -112,8 +112,8 @@ class FakeDriver(Functions):
         Args:
             name: how its name begins, or one of several: "cuMem" is every function of memory, "engine" is `launch`.
             outcome: a status, or what is raised.
-            after: so many calls go well first.
-            times: so many fail, then all go well again.
+            after: calls that go well first.
+            times: calls that fail then; all others go well.
             done: whether what was asked for is done all the same, as when a signal came during the call.
 
         Returns:
@@ -189,7 +189,7 @@ class FakeDriver(Functions):
         return found
 
     def makes_memory(self) -> bool:
-        """Whether a library may make memory of its own now; what another's capture refuses spoils that one, too."""
+        """Return whether a library may make memory of its own now; a refusal spoils the other's capture, too."""
         try:
             self._refuse_while_capturing()
         except Refused:
@@ -207,7 +207,7 @@ class FakeDriver(Functions):
                 return None
 
     def library_frees(self, blocks: Sequence[Block]) -> None:
-        """What a library does at the end of what it made memory for; nobody may need that any more."""
+        """Free a library's memory at its end; nobody may need that any more."""
         with self._lock:
             for block in blocks:
                 try:
@@ -216,11 +216,11 @@ class FakeDriver(Functions):
                     self.violations.append(f"a library: {error}")
 
     def recording(self, stream: int) -> bool:
-        """Whether what a library puts into a stream is recorded."""
+        """Return whether a library's work in a stream is recorded."""
         return self._find(stream, Stream).recording is not None
 
     def recording_here(self) -> bool:
-        """Whether this thread records."""
+        """Return whether this thread records."""
         mine = threading.get_ident()
         return any(stream.recording is not None and stream.thread == mine for stream in self.scheduler.streams)
 
@@ -235,8 +235,8 @@ class FakeDriver(Functions):
                 self.scheduler.finish(stream)
 
     def held(self) -> list[str]:
-        """What was not given back, in words."""
-        kinds = [f"a {block.kind} block of {len(block.data)} bytes" for block in self.memory.held]
+        """Return in words what was not given back."""
+        kinds = sorted(f"a {block.kind} block of {len(block.data)} bytes" for block in self.memory.held)
         return kinds + [f"a {type(thing).__name__.lower()}" for thing in self.handles.values()]
 
     def check(self, everything: bool = False) -> None:
@@ -290,7 +290,7 @@ class FakeDriver(Functions):
 
 
 class Told:
-    """What `FakeDriver.tell` was told.
+    """The faults that `FakeDriver.tell` was asked for.
 
     Attributes:
         reached: whether a call has failed because of it.
@@ -308,7 +308,7 @@ class Told:
         self.reached = False
 
     def due(self, name: str) -> bool:
-        """Whether this call of a function is to fail."""
+        """Return whether this call of a function is to fail."""
         if not name.startswith(self._name) or not self._times:
             return False
         if self._after:

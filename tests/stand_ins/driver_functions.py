@@ -76,7 +76,7 @@ class Functions:
 
     @property
     def left_current(self) -> bool:
-        """Whether some thread still has a context."""
+        """True if some thread still has a context."""
         return any(self._all_stacks)
 
     def unwind(self) -> None:
@@ -95,7 +95,7 @@ class Functions:
         self._stack[-1:] = [self.contexts[ordinal]]
 
     def check_context(self, made_in: int, what: str) -> None:
-        """What was made in one context is used in that one: the driver notices some of it, and not what it breaks."""
+        """Refuse the use of a thing outside its context: the driver notices some of it, and not what it breaks."""
         if made_in != (here := self.need_context()):
             raise ViolationError(f"{what} was made in context {made_in:#x} and used in {here:#x}")
 
@@ -126,7 +126,7 @@ class Functions:
         return thing
 
     def _refuse_while_capturing(self) -> None:
-        """What is unsafe is refused while a capture is open, unless that is relaxed, or this thread is."""
+        """Refuse unsafe calls while a capture is open, unless it is relaxed, or this thread is."""
         mine, strictness = threading.get_ident(), getattr(self._modes, "mode", 0)
         for stream in self.scheduler.streams:
             own = stream.thread == mine and stream.mode != RELAXED
@@ -206,7 +206,7 @@ class Functions:
 
     @property
     def relaxed(self) -> bool:
-        """Whether this thread was left so."""
+        """True if this thread was left so."""
         return getattr(self._modes, "mode", 0) == RELAXED
 
     # --- memory ---------------------------------------------------------------------------------------------------
@@ -414,7 +414,7 @@ class Functions:
 
 
 def _overlap(to: tuple[int, int, int], source: tuple[int, int, int], width: int, rows: int) -> bool:
-    """Whether rows of one range share bytes with rows of another."""
+    """Return whether rows of one range share bytes with rows of another."""
     (_, start, pitch), (_, other, other_pitch) = to, source
     if start >= other + (rows - 1) * other_pitch + width or other >= start + (rows - 1) * pitch + width:
         return False

@@ -1,4 +1,4 @@
-"""What CUDA's driver answers: statuses and their names, flags, and the structure that describes a copy of rows."""
+"""Answers of CUDA's driver: statuses and their names, flags, and the structure that describes a copy of rows."""
 
 from __future__ import annotations
 

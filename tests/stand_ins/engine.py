@@ -21,13 +21,14 @@ from txl_engines.building import NEWEST_OPSET
 from txl_engines.checking import read_graph
 from txl_engines.composing import compose, whole_programs
 from txl_engines.given_weights import give_weights
+from txl_engines.rounded_weights import round_weights
+from txl_runtime.bundle.engines.sidecar import GivenWeight, Rounding
 from txl_runtime.bundle.reading import Bundle
-from txl_runtime.bundle.tables import Program, TensorSpec
+from txl_runtime.bundle.tables import Program, TensorSpec, tensor_bytes
 from txl_runtime.device.backend import DeviceBackend
 from txl_runtime.device.cuda import Device
 from txl_runtime.device.driver import Driver
-from txl_runtime.device.dtypes import stored_type, tensor_bytes
-from txl_runtime.device.engines.sidecar import GivenWeight
+from txl_runtime.device.dtypes import stored_type
 from txl_runtime.device.interface import Executable, Launch
 from txl_runtime.errors import BackendError
 
@@ -36,7 +37,7 @@ from stand_ins.driver import FakeDriver
 from stand_ins.driver_statuses import GLOBAL
 
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
-BFLOAT16 = 16
+ONNX_TYPES = {"bfloat16": 16, "float8e4m3fn": 17}
 Work = Callable[[list[NDArray[np.uint8]]], Sequence[NDArray[Any]]]
 
 
@@ -45,20 +46,24 @@ class GraphRun:
 
     _opened: dict[tuple[str, ...], Any] = {}  # noqa: RUF012 - graphs are opened once for all tests
 
-    def __init__(self, bundle: Bundle, program: Program) -> None:
+    def __init__(self, bundle: Bundle, program: Program, rounding: Rounding | None = None) -> None:
         manifest, self.program = bundle.manifest, program
         own = tuple(spec for spec in program.inputs if not isinstance(spec, GivenWeight))
         plain = msgspec.structs.replace(program, inputs=own, file="composed.onnx")
         given = program.inputs[len(own) :]
-        key = (str(bundle.path), manifest.model_id, manifest.precision, program.name, str(len(given)))
+        key = (str(bundle.path), manifest.model_id, manifest.precision, program.name, str(len(given)), rounding or "")
         if key not in self._opened:
             options = onnxruntime.SessionOptions()
             options.log_severity_level = 3
             options.intra_op_num_threads = 1
             options.add_session_config_entry(WEIGHTS_FOLDER, str(bundle.path))
             graph = compose(bundle, plain)
-            if given:
-                changed = give_weights(read_graph(graph, plain, bundle.path, NEWEST_OPSET), manifest.weights)
+            if rounding:  # else ONNX Runtime rounds activations, too
+                options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+            if given or rounding:
+                changed, shared = read_graph(graph, plain, bundle.path, NEWEST_OPSET), manifest.weights if given else ""
+                changed = round_weights(changed, plain, rounding, shared) if rounding else changed
+                changed = give_weights(changed, shared) if shared else changed
                 assert changed.given == given, "what was built is given other weights"
                 graph = changed.data
             self._opened[key] = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
@@ -87,7 +92,7 @@ def _buffer(spec: TensorSpec) -> NDArray[np.uint8]:
 
 
 def _element(spec: TensorSpec) -> Any:
-    return BFLOAT16 if spec.dtype == "bfloat16" else stored_type(spec.dtype).type
+    return ONNX_TYPES.get(spec.dtype, stored_type(spec.dtype).type)
 
 
 class StandInExecutable(Executable):

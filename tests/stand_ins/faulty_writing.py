@@ -62,7 +62,7 @@ class Scenario:
     quiet: bool = False
 
     def verdict(self) -> str:
-        """What is found, or that it cannot be read."""
+        """Return what is found, or that it cannot be read."""
         try:
             return self.found()
         except Exception as error:
@@ -426,7 +426,7 @@ def _left(root: Path, kept: set[str]) -> list[str]:
 
 
 def wrong(record: dict[str, Any], scenario: Scenario) -> list[str]:
-    """What a case shows that must not be."""
+    """Return the problems of a case's record."""
     found, status, action = record["found"], record["status"], record["action"]
     killed = action.startswith("kill")
     problems = []

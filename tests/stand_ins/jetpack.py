@@ -22,7 +22,7 @@ import onnx
 import onnxruntime
 from onnx import TensorProto
 from txl_runtime.bundle.tables import Program, TensorSpec
-from txl_runtime.device.driver import LIBRARY
+from txl_runtime.system import CUDA_DRIVER
 
 from stand_ins.cuda import Engine, run_graphs
 from stand_ins.driver import FakeDriver
@@ -81,7 +81,7 @@ def place(folder: Path, engine: Path) -> None:
     (folder / "tensorrt").mkdir(parents=True)
     (folder / "tensorrt" / "__init__.py").write_text(IMPORTED)
     places = [str(Path(__file__).parents[1]), str(engine)]
-    (folder / "_jetpack.py").write_text(STARTED.format(places=places, library=LIBRARY))
+    (folder / "_jetpack.py").write_text(STARTED.format(places=places, library=CUDA_DRIVER))
     (folder / "_jetpack.pth").write_text("import _jetpack\n")
 
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 from torch_engine import Place, view_of
-from txl_runtime.bundle.tables import Program
-from txl_runtime.device.dtypes import tensor_bytes
+from txl_runtime.bundle.tables import Program, tensor_bytes
 from txl_runtime.device.interface import Launch
 
 from stand_ins.driver import FakeDriver

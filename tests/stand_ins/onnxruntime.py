@@ -34,7 +34,7 @@ SIZES = {16: 2}
 
 
 class StandInOrt:
-    """What `import onnxruntime` gives, where the package is the one for GPUs.
+    """Stands in for `import onnxruntime`, where the package is the one for GPUs.
 
     Args:
         driver: the library that its device is of.

@@ -1,4 +1,4 @@
-"""Which engine has which operator for which types: the table in `fixtures/operators`, and what a graph needs of it.
+"""The operators of each engine by types: the table in `fixtures/operators`, and the rows that a graph needs of it.
 
 The table has a row per operator, opset and types, and a column per library and version; `sources.json` says where each
 column is from. Types are written as ONNX's schema names them: "T=float Tind=int32".

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 Choose = Callable[[], bool]
-"""Whether something that was not synchronised is kept."""
+"""Decides whether something that was not synchronised is kept."""
 
 
 @dataclass
@@ -33,7 +33,7 @@ class _Node:
         self.pending.clear()
 
     def now(self, keep: Choose) -> tuple[bytes, dict[str, _Node]]:
-        """What is there where some of what happened since is kept."""
+        """Return the content if some of what happened since is kept."""
         data, names = bytearray(self.data), dict(self.names)
         for change in self.pending:
             if not keep():

@@ -123,18 +123,18 @@ class NumpyReference(Reference):
 
 
 class ArrayStream:
-    """What a `Stream` of a bundle offers; faults are made by overriding `compute` and the operations."""
+    """The methods of a bundle's `Stream`; faults are made by overriding `compute` and the operations."""
 
     def __init__(self, count: int) -> None:
         self.count, self.steps = count, 0
         self.held = fresh(B, np.float32)
 
     def compute(self, x: np.ndarray, states: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What the graph does, of all B sequences."""
+        """Compute the graph's results for all B sequences."""
         return step(x, states)
 
     def keep(self, live: np.ndarray, after: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """What the graph keeps of idle sequences."""
+        """Return the states that the graph keeps, those of idle sequences unchanged."""
         kept = {}
         for name, values in after.items():
             mask = live.reshape([-1 if axis == AXES[name] else 1 for axis in range(values.ndim)])
@@ -195,14 +195,15 @@ class ArrayStream:
 
 
 class ArrayModel:
-    """What a `Model` offers, over arrays."""
+    """The methods of a `Model`, over arrays."""
 
     def __init__(
         self, stream: type[ArrayStream] = ArrayStream, vectors: Mapping[str, Any] | None = None, precision: Any = "fp32"
     ) -> None:
         self.manifest, self._stream = msgspec.structs.replace(MANIFEST, precision=precision), stream
         self.batch_size, self.segment_lengths = B, LENGTHS
-        self.backend = SimpleNamespace(name="cpu", description="arrays of NumPy", programs=MANIFEST.programs)
+        facts = {"description": "arrays of NumPy", "programs": MANIFEST.programs, "precision": None, "reached": None}
+        self.backend = SimpleNamespace(name="cpu", **facts)
         self.bundle = SimpleNamespace(path="arrays", selftest=lambda: dict(vectors or {}))
 
     def stream(self, count: int | None = None) -> ArrayStream:

@@ -120,7 +120,7 @@ def speaking(
 
 
 def spoken(tokens: np.ndarray, before: np.ndarray | float = 0.0) -> np.ndarray:
-    """What `speaking` and `counting` say after each token of [b, T]."""
+    """Return the log-probabilities of `speaking` and `counting` after each token of [b, T]."""
     counts = np.cumsum(np.eye(VOCABULARY)[tokens], axis=1) + before
     return counts - np.log(np.exp(counts).sum(axis=-1, keepdims=True))
 

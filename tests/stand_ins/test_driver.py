@@ -52,7 +52,7 @@ class Hand:
         return self.driver.cuStreamSynchronize(self.stream)
 
     def there(self) -> bytes:
-        """What the block holds."""
+        """Return the block's content."""
         return self.driver.memory.view(self.block, SIZE).tobytes()
 
     def copy_rows(self, **changes: int) -> int:

@@ -1,4 +1,4 @@
-"""What `triton_python_backend_utils` offers to a model, as far as the models in packages use it."""
+"""Stands in for `triton_python_backend_utils`, as far as the models in packages use it."""
 
 from __future__ import annotations
 

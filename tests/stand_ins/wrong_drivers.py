@@ -84,7 +84,7 @@ def faulty(name: str) -> Iterator[None]:
 
 
 def left_out(*_: Any) -> None:
-    """What the call is for does not happen."""
+    """Do nothing in place of a call."""
 
 
 fault("memory_length is ignored", "limit", LoopState, "limit")(left_out)

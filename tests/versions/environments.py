@@ -54,7 +54,7 @@ def build_wheel(folder: Path) -> Path:
 
 
 def lowest(wheel: Path) -> list[str]:
-    """What the runtime and the command line declare, as pins of the lowest versions."""
+    """Return the requirements of the runtime and the command line, as pins of the lowest versions."""
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         metadata = message_from_string(archive.read(name).decode())

@@ -1,4 +1,4 @@
-"""What the runtime does, done once with old bundles: load, feed, step, score, generate, memory, snapshot, self-test.
+"""Runs the runtime once with old bundles: load, feed, step, score, generate, memory, snapshot, self-test.
 
     python exercise.py BUNDLE RECORDED.npz BUNDLE RECORDED.npz …
 
@@ -67,7 +67,7 @@ def _exercise(model: Model, bundle: Path, recorded: Mapping[str, np.ndarray]) ->
 
 
 def results(stream: Stream, given: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """What a fresh stream gives for recorded tokens, or for the recorded inputs of a model of one's own."""
+    """Return a fresh stream's results for recorded tokens, or for the recorded inputs of a model of one's own."""
     if "tokens" not in given:
         fed = stream.feed(_inputs(given))
         states = {f"state/{name}": tensor for name, tensor in stream.state().items()}
@@ -82,7 +82,7 @@ def results(stream: Stream, given: Mapping[str, np.ndarray]) -> dict[str, Any]:
 
 
 def following(stream: Stream, given: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """What it gives after that, or after the snapshot that was taken there."""
+    """Return its results after that, or after the snapshot that was taken there."""
     if "tokens" in given:
         return {"after": stream.step(given["tokens"][:, :1])}
     return {f"after/{name}": array for name, array in stream.feed(_inputs(given)).items()}

@@ -30,7 +30,7 @@ JETSON = "sudo() { :; }\n"
 
 
 def part(heading: str) -> str:
-    """What is typed in one part of the page, as a script."""
+    """Return the lines that are typed in one part of the page, as a script."""
     (text,) = re.findall(rf"^## {heading}\n(.*?)^## ", PAGE, re.DOTALL | re.MULTILINE)
     lines = typed(text)
     assert lines
@@ -55,7 +55,7 @@ def first_on_path(*places: Path) -> str:
 
 @pytest.fixture(scope="module")
 def jetson(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
-    """What the page has on the Jetson before anything is built, and the variables of its user."""
+    """The Jetson as the page has it before anything is built, and the variables of its user."""
     base = pythons().get(OLDEST)
     if base is None or not (MADE / SITE / "onnxruntime").exists():
         pytest.skip(f"no Python 3.{OLDEST} with the lowest versions here; make versions")

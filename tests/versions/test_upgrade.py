@@ -19,16 +19,16 @@ from txl_export.families.registry import facts_of_bundle
 from txl_report import write_report
 from txl_report.facts.gathering import gather
 from txl_report.facts.plain import Missing
+from txl_runtime.bundle.engines.sidecar import COMPOSED, differences
 from txl_runtime.bundle.reading import open_bundle
-from txl_runtime.device.engines.files import checked_engines
-from txl_runtime.device.engines.sidecar import COMPOSED, differences
+from txl_runtime.device.engines.fitting import checked_engines
 from txl_runtime.sessions import Outputs, Request, Sampling, Sessions, Token
 from versions.exercise import ROUNDING, exercise
 
 FROZEN = FIXTURES / "release_0_8"
 NAMES = sorted(path.parent.name for path in FROZEN.glob("*/manifest.json"))
 WRITTEN = "6dd067331ba7d9923e2e4f640876b0cf7b3b8bc384bb79f86a662e4c0f3ffb3a"
-"""Of all files that the release wrote: they are never written again."""
+"""The hash of all files that the release wrote: they are never written again."""
 
 
 def test_the_files_are_those_that_the_release_wrote():

@@ -1,4 +1,4 @@
-"""Define a competitor: a program that does a bundle's work. The bundle itself is one."""
+"""Define a competitor: a program that does a bundle's work. The bundle itself is a competitor, too."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from txl_runtime.types import Array, Arrays, Floats, Ids
 
 from txl_deploy.bench.driving import filling, is_transformer_xl
 from txl_deploy.bench.floor import floor_of
+from txl_deploy.bench.on_device import saved_bytes
 
 
 class Competitor(ABC):
@@ -18,7 +19,7 @@ class Competitor(ABC):
     Attributes:
         name: name of the competitor.
         description: the code that runs.
-        precision: the precision that it computes in.
+        precision: the precision in which the competitor computes.
     """
 
     name: str
@@ -27,15 +28,15 @@ class Competitor(ABC):
 
     @abstractmethod
     def reset(self) -> None:
-        """Start anew, with the state of streams that have read nothing."""
+        """Set all sequences to their first state."""
 
     @abstractmethod
     def run(self, inputs: Arrays) -> Mapping[str, Array]:
-        """Run one segment of all sequences, by the bundle's names: {"x": [B, L, 3]} → {"y": [B, L, 2]}."""
+        """Run one segment of all sequences; names are the bundle's: {"x": [B, L, 3]} → {"y": [B, L, 2]}."""
 
     @abstractmethod
     def step_bytes(self, length: int) -> int:
-        """Return the least bytes that one segment of `length` positions reads with a full state."""
+        """Return the smallest number of bytes that a segment of `length` positions reads when the state is full."""
 
     def advance(self, inputs: Arrays) -> None:
         """Run one segment only to update the state."""
@@ -43,11 +44,11 @@ class Competitor(ABC):
 
 
 class TokenCompetitor(Competitor):
-    """A competitor that does a Transformer-XL's work: it reads tokens, and can compute less than all outputs."""
+    """A competitor for a Transformer-XL: it reads tokens, and can compute only the result that a task needs."""
 
     @abstractmethod
     def logprobs(self, tokens: Ids) -> Floats:
-        """Return natural log-probabilities of the next token after each: int32 [b, T] → float32 [b, T, V]."""
+        """Return natural log-probabilities of the next token after each token: int32 [b, T] → float32 [b, T, V]."""
 
     @abstractmethod
     def next_token(self, tokens: Ids) -> Ids:
@@ -55,7 +56,7 @@ class TokenCompetitor(Competitor):
 
     @abstractmethod
     def score(self, tokens: Ids) -> Floats:
-        """Return the nats of tokens[:, 1:], float32 [b, T-1]; the segment is tokens[:, :-1]."""
+        """Return negative log-likelihoods of tokens[:, 1:] in nats, float32 [b, T-1]; the segment is tokens[:, :-1]."""
 
     def run(self, inputs: Arrays) -> Mapping[str, Array]:
         (tokens,) = inputs.values()
@@ -67,15 +68,16 @@ class TokenCompetitor(Competitor):
 
 
 Maker = Callable[[], Competitor]
+"""A function that makes a competitor when its turn comes."""
 
 
 class BundleCompetitor(TokenCompetitor):
-    """A bundle of any family in this runtime, used through the public interface."""
+    """A bundle of any family in this project's runtime, used through the public interface."""
 
     def __init__(self, name: str, model: Model) -> None:
         self.name, self.description = name, model.backend.description
         self.precision = str(model.manifest.precision)
-        self.stream, self._bundle = model.stream(), model.bundle
+        self.stream, self._bundle, self._saved = model.stream(), model.bundle, saved_bytes(model)
 
     def reset(self) -> None:
         self.stream.reset()
@@ -99,11 +101,11 @@ class BundleCompetitor(TokenCompetitor):
         return self.stream.score(tokens)
 
     def step_bytes(self, length: int) -> int:
-        return sum(floor_of(self._bundle, length).values())
+        return sum(floor_of(self._bundle, length, self._saved).values())
 
 
 def fill(competitor: Competitor, model: Model) -> None:
-    """Start a competitor anew and fill its state; for a state that grows, the bundle's stream shows when it is full."""
+    """Reset a competitor and fill its state; if the state grows, the bundle's own stream shows when it is full."""
     competitor.reset()
     stream = competitor.stream if isinstance(competitor, BundleCompetitor) else None
     for inputs in filling(model.manifest, stream):

@@ -1,4 +1,4 @@
-"""Random inputs for any step, with the types, shapes and ranges of the bundle's tables."""
+"""Random inputs for any step, with the types, shapes and ranges in the bundle's tables."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from txl_runtime.streaming.stream import Stream
 from txl_runtime.types import Array
 
 STEADY = 8
-"""Segments in a row that leave the shapes of a growing state unchanged, until it counts as fully grown."""
+"""Number of consecutive segments with unchanged shapes after which a growing state counts as full."""
 MOST_SEGMENTS = 1000
-"""Segments after which a state that still changes its size counts as full."""
+"""Number of segments after which a state counts as full even if its size still changes."""
 
 
 def is_transformer_xl(manifest: Manifest) -> bool:
-    """Return True if a bundle is timed at a Transformer-XL's tasks; every other one is timed at its steps."""
+    """Return True if a bundle is timed at the tasks of a Transformer-XL; every other bundle is timed at its steps."""
     return manifest.family_name == "transformer_xl"
 
 
 def shortest_length(manifest: Manifest) -> int:
-    """Return the shortest segment length that a bundle is measured at: 1 for a Transformer-XL."""
+    """Return the shortest segment length at which a bundle is measured: 1 for a Transformer-XL."""
     return 1 if is_transformer_xl(manifest) else manifest.segment_lengths[-1]
 
 
 def random_inputs(manifest: Manifest, length: int, seed: int = 0) -> dict[str, Array]:
-    """Make one segment, e.g. {"tokens": int32 [B, L]}: normal floats, uniform ids, other integers 0 or 1."""
+    """Make one segment, e.g. {"tokens": int32 [B, L]}: floats are normal, ids uniform, other integers 0 or 1."""
     draws = np.random.default_rng(seed)
     return {entry.name: _random(entry, entry.sizes(manifest.batch_size, length), draws) for entry in manifest.given}
 

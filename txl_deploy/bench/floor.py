@@ -1,7 +1,7 @@
-"""Compute the bytes that a step has to read, and measure the speed of reading: together the shortest time of a step.
+"""Compute the bytes that a step must read, and measure the memory's speed: together they give a step's shortest time.
 
-A step of one token multiplies every weight with one vector, so it takes at least the time of reading its bytes once:
-weights, keys and values, and the table of relative positions. Caches can beat this floor if a model is small.
+A step of one token multiplies every weight with one vector, so it takes at least the time to read these bytes once:
+weights, keys and values, and the table of relative positions. A small model can be faster, because it fits into caches.
 """
 
 from __future__ import annotations
@@ -22,35 +22,38 @@ from txl_runtime.bundle.weight_header import read_header
 from txl_deploy.bench.driving import is_transformer_xl
 
 PASSES_SECONDS = 0.15
-"""Seconds of passes in one measurement, of which the best counts."""
+"""Seconds for which one measurement repeats its pass; the fastest pass counts."""
 ARRAY_BYTES = 512 * 2**20
-"""Bytes of the array that is read: far more than a cache holds."""
+"""Size of the array that is read, 512 MiB: far more than a cache holds."""
 GOAL = 0.6
-"""Share of the memory's speed that a step on a device should reach."""
+"""Share of the memory's speed that a step on a device should reach; a goal, not a measurement."""
 
 
-def floor_of(bundle: Bundle, length: int) -> dict[str, int]:
-    """Return the least bytes that one segment of `length` reads, for all sequences together, by what they belong to.
+def floor_of(bundle: Bundle, length: int, saved: int = 0) -> dict[str, int]:
+    """Return the smallest number of bytes that a segment of `length` reads, for all sequences together, by kind of
+    data.
 
-    They follow from the manifest and the sizes in the weight file's header. For a Transformer-XL:
+    The numbers follow from the manifest and the sizes in the weight file's header. For a Transformer-XL:
 
     * weights: the layers and the softmax, each once, as stored in the weight file;
     * embedding: the tokens' own rows;
     * memory: M rows of keys and values, or of hidden states, per layer and sequence;
     * positions: relative positions, one table per layer, up to the clamp or the window.
 
-    With an adaptive softmax it is the floor of the full distribution; `generate` may read less. For any other model the
-    number of positions makes no difference:
+    With an adaptive softmax this is the floor of the full distribution; `generate` may read less. For any other model,
+    `length` makes no difference:
 
-    * weights: each tensor of the weight file once. A table of which a step reads single rows counts whole; constants so
-      small that they are in the graphs do not count;
-    * state: the state of all sequences, with the most rows that it can have.
+    * weights: each tensor of the weight file once. A table counts as a whole, even if a step reads only single rows;
+      small constants that are stored in the graphs do not count;
+    * state: the state of all sequences, with the largest number of rows that it can have.
+
+    `saved`: bytes by which matrices that an engine rounds are smaller.
     """
     m = bundle.manifest
     if not is_transformer_xl(m):
         stored = read_header(bundle.file(m.weights)).items()
         read = sum(tensor.length for name, tensor in stored if not name.startswith("initial."))
-        return {"weights": read, "state": state_bytes(m)}
+        return {"weights": read - saved, "state": state_bytes(m)}
     c, sizes = m.config, {name: tensor.length for name, tensor in read_header(bundle.file(m.weights)).items()}
     item = 4 if not m.states or m.states[0].dtype == "float32" else 2
     width = 2 * c.n_head * c.d_head if m.transformer_xl.memory == "kv" else c.d_model
@@ -59,12 +62,13 @@ def floor_of(bundle: Bundle, length: int) -> dict[str, int]:
     weights = embedding = 0
     for name, size in sizes.items():
         if name.startswith("initial.") or ".table." in name or name.endswith(".positions"):
-            continue  # initial rows of a memory; positions are counted by the distances that a query can reach
+            # not counted: initial memory rows; positions are counted below by the distances that a query can reach
+            continue
         if ".attention.position.weight" in name or ".attention.position.bias" in name or ".distance." in name:
-            continue  # folded into the tables
+            continue  # not counted: folded into the tables of positions
         matrix, _, part = name.rpartition(".")
         if part in ("columns", "column_scale") and f"{matrix}.int8" in sizes:
-            continue  # a second copy of the matrix, for segments
+            continue  # not counted: a second copy of the matrix, for longer segments
         if name.startswith("embedding.tables."):
             cluster = name.split(".")[2]
             tied = len(untied) < len(c.clusters) if c.div_val == 1 else cluster not in untied
@@ -73,21 +77,21 @@ def floor_of(bundle: Bundle, length: int) -> dict[str, int]:
         else:
             weights += size
     positions = _position_bytes(m, length)
-    return {"weights": weights, "embedding": embedding, "memory": memory, "positions": positions}
+    return {"weights": weights - saved, "embedding": embedding, "memory": memory, "positions": positions}
 
 
 def state_bytes(manifest: Manifest) -> int:
-    """Return the bytes of the state of all sequences; a state that grows counts at its largest."""
+    """Return the size of the state of all sequences in bytes; a growing state counts with its largest size."""
     sizes = {"bool": 1, "float16": 2, "bfloat16": 2}
     states = manifest.states_of(manifest.updates[0])
     return sum(sizes.get(state.dtype, 4) * math.prod(state.shape) for state in states)
 
 
 def _position_bytes(m: Manifest, length: int) -> int:
-    """Return the bytes of the position rows that a segment reads: one row for each distance from a query to a key."""
+    """Return the bytes of position rows that a segment reads: one row for each distance from a query to a key."""
     rows = m.memory_length + length
-    if m.dialect.window is not None:
-        rows = min(rows, m.dialect.window)
+    if (window := m.dialect.window_of(length, m.memory_length)) is not None:
+        rows = min(rows, window)
     if m.dialect.clamp_length is not None:
         rows = min(rows, m.dialect.clamp_length + 1)
     c, item = m.config, 2 if m.precision in STATE_DTYPES else 4
@@ -97,7 +101,7 @@ def _position_bytes(m: Manifest, length: int) -> int:
 
 
 def device_floor(by: str, gb_per_second: float | None, size: int, kernels: int | None) -> DeviceFloor:
-    """Compute the floor of a step that reads `size` bytes."""
+    """Compute the shortest time of a step that reads `size` bytes."""
     us = size / gb_per_second / 1e3 if gb_per_second else None
     goal = us / GOAL if us else None
     each = goal / kernels if goal and kernels else None
@@ -112,7 +116,7 @@ class Bandwidth(ABC):
     Attributes:
         method: the method, or the reason why nothing is measured.
         measured: all measurements, GB/s.
-        everyone: True if all competitors read this memory, False if only the bundle does.
+        everyone: True if all competitors read from this memory, False if only the bundle does.
     """
 
     method: str
@@ -131,14 +135,14 @@ class Bandwidth(ABC):
         return float(np.median(self.measured)) if self.measured else None
 
     def serves(self, competitor: str, bundle: str) -> float | None:
-        """Return the speed at which a competitor's programs read; None if they read from different memory."""
+        """Return the memory speed for a competitor; None if it reads from different memory."""
         return self.gb_per_second if self.everyone or competitor == bundle else None
 
 
 class HostBandwidth(Bandwidth):
-    """The machine's reading speed: each thread reduces its part of one large array with bitwise or.
+    """The machine's reading speed: each thread computes the bitwise or of its part of one large array.
 
-    NumPy's reduction is one vector instruction per load and holds no lock; the array is far larger than a cache.
+    NumPy's reduction takes one vector instruction per load and holds no lock; the array is far larger than a cache.
     """
 
     method = "numpy bitwise_or.reduce over 512 MB of int64, one part per thread, best pass"

@@ -13,7 +13,7 @@ from txl_runtime.listener import Listener, Silent
 from txl_deploy.bench import timing
 from txl_deploy.bench.competitor import Competitor, fill
 from txl_deploy.bench.floor import Bandwidth, floor_of
-from txl_deploy.bench.on_device import bandwidth_of, device_floors
+from txl_deploy.bench.on_device import bandwidth_of, device_floors, saved_bytes
 from txl_deploy.bench.overhead import overhead
 from txl_deploy.bench.processes import measure_footprint, measure_load
 from txl_deploy.bench.timing import interleave
@@ -21,10 +21,11 @@ from txl_deploy.bench.works import Task, Works
 from txl_deploy.extras import version_of
 
 ROUNDS = 5
-"""Turns of every competitor by default."""
+"""Default number of rounds; each competitor has one turn per round."""
 SHORTEST, LONGEST = 0.01, 600.0
-"""Bounds of the seconds that a competitor is timed at a task."""
+"""Smallest and largest allowed number of seconds for which a competitor is timed at a task."""
 AT_REST = f"before every slice, until all threads together use less than {timing.AT_REST:.0%} of a core"
+"""Description of the wait before each slice, for the measurement's conditions."""
 
 
 def bench(
@@ -43,34 +44,35 @@ def bench(
 
     Args:
         works: the tasks of the bundle, which was opened with `threads`.
-        others: competitors that were compared with it, so that all states are full.
-        agreement: the results of that comparison, by name.
+        others: competitors that have been compared with the bundle, which filled all states.
+        agreement: the results of that comparison, by competitor.
         threads: number of threads of every competitor and of the measurement of memory.
-        seconds: time for every competitor at every task, all rounds together.
+        seconds: time for every competitor at every task, in seconds, all rounds together.
         rounds: number of turns of every competitor.
-        left_out: competitors that cannot run here, and why; they are noted in the measurement.
-        processes: True to measure load time and memory too, in processes of their own.
-        listener: receives stages and progress.
+        left_out: for each competitor that cannot run here, the reason; they are listed in the measurement.
+        processes: True to measure load time and memory as well, in separate processes.
+        listener: is told stages and progress.
 
     Raises:
         UsageError: seconds or rounds are out of range.
     """
-    heard, model, load, memory = listener or Silent(), works.model, None, None
+    listener, model, load, memory = listener or Silent(), works.model, None, None
     check_times(seconds, rounds)
-    if processes:  # which open the backend that the model has
-        heard.stage("load in fresh processes")
+    if processes:  # they open the same backend as the model's
+        listener.stage("load in fresh processes")
         load = measure_load(model.bundle.path, threads, backend=model.backend.name)
-        heard.stage("memory of a fresh process")
+        listener.stage("memory of a fresh process")
         memory = measure_footprint(model.bundle.path, threads, backend=model.backend.name)
     if not others:
         fill(works.ours, model)
     bandwidth = bandwidth_of(model.backend, threads)
     everybody: list[Competitor] = [works.ours, *others]
-    rows = time_tasks(works, everybody, works.tasks, bandwidth, seconds, rounds, heard)
-    heard.stage("cost of Python")
+    rows = time_tasks(works, everybody, works.tasks, bandwidth, seconds, rounds, listener)
+    listener.stage("cost of Python")
     timing.come_to_rest()
     python, manifest = overhead(works), model.manifest
-    shortest = floor_of(model.bundle, works.shortest.segment_length)
+    saved = saved_bytes(model)
+    shortest = floor_of(model.bundle, works.shortest.segment_length, saved)
     return Measurement(
         model_id=manifest.model_id,
         family=manifest.family_name,
@@ -87,7 +89,7 @@ def bench(
             **works.conditions(),
         ),
         rows=rows,
-        floor={task.kind: floor_of(model.bundle, task.segment_length) for task in works.tasks},
+        floor={task.kind: floor_of(model.bundle, task.segment_length, saved) for task in works.tasks},
         agreement=dict(agreement or {}),
         left_out=dict(left_out or {}),
         overhead=python,
@@ -112,13 +114,13 @@ def time_tasks(
     bandwidth: Bandwidth | None,
     seconds: float,
     rounds: int,
-    heard: Listener | None = None,
+    listener: Listener | None = None,
 ) -> tuple[Row, ...]:
-    """Time competitors with full states at one task after the other; all are compared with the first.
+    """Time competitors with full states, one task after the other; ratios are relative to the first competitor.
 
-    `bandwidth` is measured once per round; without it, rows have no share of it.
+    `bandwidth` is measured once per round; without it, rows have no share of the memory's speed.
     """
-    listener, rows = heard or Silent(), list[Row]()
+    listener, rows = listener or Silent(), list[Row]()
     for task in tasks:
         listener.stage(f"time {task.kind}, L {task.segment_length}", rounds * len(competitors))
         timed = interleave(
@@ -154,7 +156,7 @@ def time_tasks(
 
 
 def machine_of(bandwidth: Bandwidth, others: Sequence[str]) -> Machine:
-    """Describe this machine, and the versions of what the named competitors use."""
+    """Describe this machine, and the versions of the libraries that the named competitors use."""
     torch = ["torch"] if any(name.startswith("torch") for name in others) else []
     return Machine(
         cpu=cpu_name(),
@@ -169,7 +171,7 @@ def machine_of(bandwidth: Bandwidth, others: Sequence[str]) -> Machine:
 
 
 def cpu_name() -> str:
-    """Return the processor's own name."""
+    """Return the processor's name, as the processor reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:

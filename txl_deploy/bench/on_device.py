@@ -1,5 +1,7 @@
-"""The measurements that differ if a bundle runs on a device: memory speed is the device's, the cost of Python is that
-of steps whose programs do nothing, and a process imports the backend's library.
+"""Measurements that differ if a bundle runs on a device.
+
+The memory's speed is the device's; the cost of Python is the time of steps whose programs do nothing; and a measured
+process imports the backend's library.
 """
 
 from __future__ import annotations
@@ -9,9 +11,9 @@ from collections.abc import Mapping
 from importlib import import_module
 
 from txl_report.schema.measurement import DeviceFloor
+from txl_runtime.bundle.engines.files import bundle_engines
 from txl_runtime.device.backend import DeviceBackend
 from txl_runtime.device.choosing import PACKAGES
-from txl_runtime.device.engines.files import bundle_engines
 from txl_runtime.device.interface import Executable, Launch
 from txl_runtime.errors import BackendError
 from txl_runtime.model import Model
@@ -19,15 +21,15 @@ from txl_runtime.model import Model
 from txl_deploy.bench.floor import PASSES_SECONDS, Bandwidth, HostBandwidth, device_floor
 
 COPIED_BYTES = 256 * 2**20
-"""Bytes of one copy."""
+"""Size of one copy in bytes, 256 MiB."""
 COPIES = 4
-"""Copies that one pass queues in a row, so that waiting for them is a small part of it."""
+"""Number of copies that one pass puts into the queue together, so that waiting takes only a small share of the time."""
 
 
 class DeviceBandwidth(Bandwidth):
     """The speed of copies within a device's memory; bytes read and bytes written both count.
 
-    Blocks are held only while they are copied. If the device has no room for them, nothing is measured, and `method`
+    Device memory is allocated only during a measurement. If the device has no room, nothing is measured, and `method`
     says so.
     """
 
@@ -61,19 +63,30 @@ class DeviceBandwidth(Bandwidth):
 
 
 def bandwidth_of(backend: object, threads: int) -> Bandwidth:
-    """Return the memory that a backend's programs read; on the CPU, with `threads` threads."""
+    """Return the measurement of the memory from which a backend's programs read; on the CPU, with `threads` threads."""
     return DeviceBandwidth(backend) if isinstance(backend, DeviceBackend) else HostBandwidth(threads)
 
 
+def saved_bytes(model: Model) -> int:
+    """Return the bytes by which a device's engines round matrices; 0 on the CPU, and if they keep the bundle's."""
+    if not isinstance(backend := model.backend, DeviceBackend):
+        return 0
+    found = (engine.saved_bytes for name, engine in bundle_engines(model.bundle) if f"/{backend.name}/" in name)
+    return max(found, default=0)
+
+
 def device_floors(model: Model, size: int, bandwidth: Bandwidth) -> tuple[DeviceFloor, ...]:
-    """Compute floors of the shortest step, which reads `size` bytes, by measured and stated speed; () on the CPU."""
+    """Compute the shortest step's shortest time, if it reads `size` bytes, by measured and stated speed; ()
+    on the CPU.
+    """
     if not isinstance(backend := model.backend, DeviceBackend):
         return ()
     whole = (program for program in backend.programs if program.kind in ("logprobs", "step"))
     shortest = min(whole, key=lambda program: program.segment_length)
     sidecars = (sidecar for name, sidecar in bundle_engines(model.bundle) if f"/{backend.name}/" in name)
     kernels = next((sidecar.kernels for sidecar in sidecars if sidecar.identity.program == shortest.name), None)
-    kernels = kernels if shortest.kind == "step" or shortest.segment_length == 1 else None  # the bytes are of one token
+    # because the number of bytes is that of one token
+    kernels = kernels if shortest.kind == "step" or shortest.segment_length == 1 else None
     stated = backend.device.bandwidth()
     said = "by the driver's figures" if stated else "not known: the driver does not say how fast the memory is"
     speeds = (bandwidth.method, bandwidth.gb_per_second), (said, stated)
@@ -81,7 +94,7 @@ def device_floors(model: Model, size: int, bandwidth: Bandwidth) -> tuple[Device
 
 
 class _Nothing(Executable):
-    """A program that is tied to memory like the real one, and does nothing."""
+    """A program that is bound to memory like the real one, but does nothing."""
 
     def __init__(self, real: Executable) -> None:
         self.program, self.recordable = real.program, real.recordable
@@ -92,11 +105,11 @@ class _Nothing(Executable):
 
 
 def without_programs(backend: DeviceBackend) -> DeviceBackend:
-    """Return the backend with programs that do nothing: copies to and from the device, and recording, are real."""
+    """Return the backend with programs that do nothing; copies to and from the device, and recording, are real."""
     nothing = [_Nothing(executable) for executable in backend.executables.values()]
     return DeviceBackend(backend.name, backend.description, backend.device, backend.queue, nothing)
 
 
 def import_library(backend: str) -> None:
-    """Import the library that any process with this backend imports; no driver is needed."""
+    """Import the library that every process with this backend imports; no driver is needed."""
     import_module(PACKAGES.get(backend, "onnxruntime"))

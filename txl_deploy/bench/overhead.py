@@ -1,4 +1,4 @@
-"""Measure the cost of Python around the engine's work, per step."""
+"""Measure the cost of Python per step, outside the engine's work."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ from txl_deploy.bench.timing import percentiles
 from txl_deploy.bench.works import Works
 
 PYTHON, WITH_DRIVER = "Python", "Python and the driver"
+"""Names of the measured part of a step: on the CPU, and on a device."""
 
 
 class _Null(Engine):
-    """An engine that computes nothing: the time that a step still takes is Python's."""
+    """An engine that computes nothing, so that the remaining time of a step is Python's."""
 
     nanoseconds = 0
     """Nanoseconds spent in the engine's calls so far."""
@@ -43,7 +44,7 @@ class _Null(Engine):
     def run(self, program: Program, inputs: Arrays) -> Arrays:
         key = program.name, *(array.shape for array in inputs.values())
         if key not in self._returned:
-            self._returned[key] = self._real.run(program, inputs)  # once, to learn the shapes
+            self._returned[key] = self._real.run(program, inputs)  # run the real engine once to get the shapes
         return self._returned[key]
 
     def release_pages(self) -> None:
@@ -51,7 +52,7 @@ class _Null(Engine):
 
 
 class _Timed(_Null):
-    """The real engine, with its calls timed."""
+    """The real engine, which measures the time of its calls."""
 
     def bind(self, program: Program, inputs: Arrays, outputs: Arrays) -> Call:
         call = self._real.bind(program, inputs, outputs)
@@ -71,7 +72,7 @@ class _Timed(_Null):
 
 
 class _Puts:
-    """The time that a loop takes to put its steps into a device's queue, launches included."""
+    """A timer of the calls with which a loop puts its steps into a device's queue, launches included."""
 
     nanoseconds = 0
 
@@ -88,7 +89,7 @@ class _Puts:
 
 
 def overhead(works: Works, steps: int = 300) -> Overhead | None:
-    """Measure the cost of Python around one step with a full state; None if the backend's engine cannot be replaced.
+    """Measure the cost of Python per step with a full state; return None if the backend's engine cannot be replaced.
 
     The model is not changed: streams are opened on shallow copies of it with a different engine.
     """
@@ -110,7 +111,7 @@ def overhead(works: Works, steps: int = 300) -> Overhead | None:
 
 
 def _steps(works: Works, backend: Backend, engine: _Null | _Puts | None, steps: int) -> tuple[Percentiles, Percentiles]:
-    """Return the times of steps without the part that `engine` times, and of whole steps."""
+    """Return the times of steps less the part that `engine` measures, and the times of whole steps."""
     model = copy.copy(works.model)
     model.backend = backend
     other = Works(model)

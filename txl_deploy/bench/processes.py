@@ -1,4 +1,4 @@
-"""Measure in separate processes the time of a bundle to its first result, and its memory.
+"""Measure a bundle's time to its first result, and its memory, in separate processes.
 
     python -m txl_deploy.bench.processes load|memory BUNDLE OPTIONS
 
@@ -31,14 +31,15 @@ from txl_deploy.bench.on_device import import_library
 SAMPLE_SECONDS = 0.02
 """Seconds between two samples of a process's memory."""
 DECODED = 20
-"""Short segments that a process runs before the last reading of its memory."""
+"""Number of short segments that a process runs before its memory is read for the last time."""
 SMAPS = Path("/proc/self/smaps")
+"""Linux's list of this process's memory mappings."""
 
 
 def measure_load(bundle: Path, threads: int, runs: int = 3, lean: bool = False, backend: str = "auto") -> LoadTime:
-    """Load a bundle and run it once in fresh processes, one after the other; options are `txl_runtime.load`'s."""
+    """Load a bundle and run it once, in new processes one after the other, with options of `txl_runtime.load`."""
     options = {"backend": backend, "threads": threads, "lean": lean}
-    _child("load", bundle, **options)  # reads the files into the cache
+    _child("load", bundle, **options)  # reads the files into the system's cache
     hashed: list[dict[str, float]] = []
     unhashed: list[dict[str, float]] = []
     for _ in range(runs):
@@ -61,7 +62,7 @@ def measure_load(bundle: Path, threads: int, runs: int = 3, lean: bool = False, 
 
 
 def measure_footprint(bundle: Path, threads: int, lean: bool = False, backend: str = "auto") -> Footprint:
-    """Measure the memory of a fresh process that runs long and short segments; options are `txl_runtime.load`'s."""
+    """Measure the memory of a new process that runs long and short segments, with options of `txl_runtime.load`."""
     return msgspec.convert(_child("memory", bundle, backend=backend, threads=threads, lean=lean), Footprint)
 
 
@@ -93,7 +94,8 @@ def _load_and_draw(bundle: str, options: dict[str, Any]) -> dict[str, float]:
 
 
 def _load_and_run(bundle: str, options: dict[str, Any]) -> Footprint:
-    import_library(options["backend"])  # so that `before` holds what any process with this backend holds
+    # so that `before` includes the memory that every process with this backend needs
+    import_library(options["backend"])
     before, samples, done = resident_bytes(), [], threading.Event()
 
     def sample() -> None:
@@ -107,7 +109,7 @@ def _load_and_run(bundle: str, options: dict[str, Any]) -> Footprint:
     try:
         model = load(bundle, **options)
         ours = BundleCompetitor(BUNDLE, model)
-        fill(ours, model)  # by the longest segments
+        fill(ours, model)  # runs the longest segments
         inputs = random_inputs(model.manifest, shortest_length(model.manifest))
         for _ in range(DECODED):
             ours.run(inputs)
@@ -115,7 +117,7 @@ def _load_and_run(bundle: str, options: dict[str, Any]) -> Footprint:
         done.set()
         sampler.join()
     settled, manifest = resident_bytes(), model.manifest
-    of_rows = manifest.state_bytes * model.batch_size  # of the rows that streams show; a ring holds more
+    of_rows = manifest.state_bytes * model.batch_size  # counts the rows that streams show; a ring holds more
     return Footprint(
         before=before[0] if before else None,
         peak=max([*samples, settled[0]]) if settled else None,
@@ -128,16 +130,17 @@ def _load_and_run(bundle: str, options: dict[str, Any]) -> Footprint:
 
 
 def resident_bytes() -> tuple[int, int] | None:
-    """Return this process's physical memory, each page once, and the part of it that is its own; None off Linux.
+    """Return (physical memory of this process in bytes, each page once; the private part of it); None except on Linux.
 
-    /proc/self/smaps_rollup is no substitute: its resident size counts a page once per mapping, and its proportional
-    size depends on the other processes that map the file.
+    /proc/self/smaps_rollup cannot be used: its resident size counts a page once per mapping, and its proportional size
+    depends on other processes that map the same file.
     """
     try:
         lines = SMAPS.read_text(errors="replace").splitlines()
     except OSError:
         return None
-    mappings: list[tuple[tuple[str, str, int] | None, dict[str, int]]] = []  # (part of a file, sizes)
+    # (the part of a file that is mapped or None, sizes)
+    mappings: list[tuple[tuple[str, str, int] | None, dict[str, int]]] = []
     for words in map(str.split, lines):
         if words[0][-1] != ":":
             first, last = (int(bound, 16) for bound in words[0].split("-"))
@@ -150,8 +153,8 @@ def resident_bytes() -> tuple[int, int] | None:
     of_files: Counter[tuple[str, str, int]] = Counter()
     for key, sizes in mappings:
         if key is None:
-            own += sizes["Rss:"]  # includes memory shared without a file, which a forked process still has
-        else:  # a clean page belongs to the file, even if no other process maps it; a dirty one is ours
+            own += sizes["Rss:"]  # including memory shared without a file, which a forked process still has
+        else:  # a clean page belongs to the file, even if only this process maps it; a dirty page is private
             own += sizes["Private_Dirty:"]
             of_files[key] = max(of_files[key], sizes["Rss:"] - sizes["Private_Dirty:"])
     return own + of_files.total(), own
@@ -166,7 +169,7 @@ def _high_water() -> int | None:
 
 
 def main(arguments: list[str]) -> None:
-    """Run the measurement of a child process."""
+    """Run the measurement in a child process, and print its result as JSON."""
     what, bundle, options = arguments
     measure = _load_and_draw if what == "load" else _load_and_run
     sys.stdout.write(msgspec.json.encode(measure(bundle, json.loads(options))).decode())

@@ -1,4 +1,4 @@
-"""Time competitors in turns within each round, so that changes of the machine meet all of them.
+"""Time competitors in turns within each round, so that changes of the machine affect all of them.
 
 A round gives every competitor one slice of time. Before each slice the process comes to rest, because the thread pools
 of some engines spin for a while after their last call and would slow down the next competitor. Then a few calls run
@@ -17,23 +17,23 @@ from msgspec import Struct
 from txl_report.schema.measurement import Percentiles
 
 Work = Callable[[int], object]
-"""One unit of work; the argument counts calls, so that each may use different tokens."""
+"""A function that does one unit of work; its argument is the call's number, so that calls may use different tokens."""
 
 WARM_UP_CALLS = 3
-"""Untimed calls before every slice; fewer if they take longer than the slice."""
+"""Number of untimed calls before every slice; fewer if they take longer than the slice."""
 LEAST_CALLS = 3
-"""Fewest calls of a slice, even of slow ones."""
+"""Minimum number of calls per slice, even if calls are slow."""
 
 SLEEP = 0.02
-"""Seconds over which the processor time of one look is taken."""
+"""Seconds over which processor time is measured to see whether the process is at rest."""
 AT_REST = 0.05
-"""Share of one core below which the threads of a process together count as at rest."""
+"""Share of one core below which the threads of a process, all together, count as at rest."""
 PATIENCE = 2.0
 """Seconds after which a process that is not at rest is timed anyway, and counted as restless."""
 
 
 def percentiles(nanoseconds: Sequence[int]) -> Percentiles:
-    """Compute percentiles of samples, in ms. Of fewer than 100 samples, p99 is close to the largest."""
+    """Compute percentiles of samples in milliseconds. With fewer than 100 samples, p99 is close to the largest."""
     samples = np.asarray(nanoseconds, np.float64) / 1e6
     p50, p90, p99 = (float(value) for value in np.percentile(samples, (50, 90, 99)))
     return Percentiles(calls=len(samples), p50=p50, p90=p90, p99=p99, best=float(samples.min()))
@@ -44,9 +44,10 @@ class Timed(Struct, frozen=True, kw_only=True):
 
     Attributes:
         times: percentiles of single calls.
-        rounds: the median of each round in ms; they show how steady the machine was.
+        rounds: the median of each round in milliseconds; their spread shows how steady the machine was.
         restless: number of slices that began before the process had come to rest.
-        foreign: the largest share of the machine that other processes used during a slice, 0 … 1; None off Linux.
+        foreign: the largest share of the machine, 0 … 1, that other processes used during a slice; None except on
+            Linux.
     """
 
     times: Percentiles
@@ -63,9 +64,9 @@ def available_cores() -> int:
 
 
 def come_to_rest(patience: float = PATIENCE) -> bool:
-    """Sleep until no thread of this process is busy; return False if one still is after `patience` seconds.
+    """Sleep until no thread of this process is busy; return False if one is still busy after `patience` seconds.
 
-    It reads processor time instead of waiting for a fixed time, because engines spin for different times.
+    This looks at processor time instead of waiting for a fixed time, because engines spin for different times.
     """
     until = time.perf_counter() + patience
     while True:
@@ -90,10 +91,10 @@ def interleave(
 
     Args:
         works: the functions to call, by name.
-        rounds: number of turns of each; every round begins with a different name.
-        slice_seconds: length of a turn in seconds; it has at least `LEAST_CALLS` calls.
-        between: called once per round when the process is at rest, e.g. to measure the machine.
-        advance: called after every slice.
+        rounds: number of turns of each function; every round begins with a different one.
+        slice_seconds: length of a turn in seconds; a turn has at least `LEAST_CALLS` calls.
+        between: a function that is called once per round when the process is at rest, e.g. to measure the machine.
+        advance: a function that is called after every slice.
     """
     names, numbers = list(works), {name: count() for name in works}
     samples: dict[str, list[list[int]]] = {name: [] for name in names}
@@ -124,13 +125,13 @@ def interleave(
 
 
 def time_slice(work: Work, seconds: float, numbers: count[int] | None = None) -> list[int]:
-    """Run one turn: untimed calls to warm up, then timed ones, in nanoseconds; `numbers` are the calls' arguments."""
+    """Run one turn: untimed calls to warm up, then timed calls, in nanoseconds; `numbers` are the calls' arguments."""
     numbers = count() if numbers is None else numbers
     warm = time.perf_counter() + seconds
     for _ in range(WARM_UP_CALLS):
         work(next(numbers))
         if time.perf_counter() > warm:
-            break  # calls longer than a turn are warm after one
+            break  # if a call takes longer than a turn, one is enough to warm up
     samples: list[int] = []
     until = time.perf_counter_ns() + int(seconds * 1e9)
     started = time.perf_counter_ns()
@@ -143,7 +144,7 @@ def time_slice(work: Work, seconds: float, numbers: count[int] | None = None) ->
 
 
 def _foreign_seconds() -> float | None:
-    """Return the processor seconds of all other processes since a fixed moment; None without /proc/stat."""
+    """Return the processor seconds of all other processes since a fixed moment; None if there is no /proc/stat."""
     try:
         with open("/proc/stat") as file:  # noqa: PTH123 - read before every slice: the shortest way disturbs least
             ticks = [float(value) for value in file.readline().split()[1:9]]
@@ -151,5 +152,5 @@ def _foreign_seconds() -> float | None:
         return None
     if len(ticks) < 5:
         return None
-    busy = sum(ticks) - ticks[3] - ticks[4]  # all but idle and waiting for disks
+    busy = sum(ticks) - ticks[3] - ticks[4]  # all time except idle and waiting for disks
     return busy / os.sysconf("SC_CLK_TCK") - time.process_time()

@@ -1,4 +1,4 @@
-"""Define the tasks that a bundle is timed at: a Transformer-XL's own, and the steps of any other model."""
+"""Define the tasks at which a bundle is timed: three tasks for a Transformer-XL, steps for any other model."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from txl_deploy.bench.driving import is_transformer_xl, random_inputs
 from txl_deploy.bench.timing import Work
 
 SEGMENTS = 16
-"""Different segments that the calls of a task go through in turns."""
+"""Number of different segments that the calls of a task use in turns."""
 
 
 class Task(NamedTuple):
-    """A kind of work: the result that is asked for after each segment of `segment_length` tokens.
+    """A kind of work: the result that is computed for each segment of `segment_length` tokens.
 
-    `decode` asks for the log-probabilities after one token, `prefill` for the most likely next token after a segment
-    and nothing else, `score` for the nats of every token of a segment, `step` for all outputs of a segment.
+    `decode` computes the log-probabilities after one token; `prefill` only the most likely next token after a segment;
+    `score` the negative log-likelihood of every token of a segment; `step` all outputs of a segment.
     """
 
     kind: str
@@ -31,11 +31,11 @@ class Works:
     """The tasks of a bundle: decoding, prefill and scoring for a Transformer-XL, steps for any other model.
 
     Attributes:
-        model: the bundle, opened.
-        ours: the bundle among its competitors.
+        model: the loaded bundle.
+        ours: the bundle as a competitor.
         memory_form: "kv" or "hidden" for a Transformer-XL; None for a model timed at its steps.
-        tasks: kinds of work: decode with L = 1, prefill and scoring with the longest segments; or steps of segments of
-            every length.
+        tasks: decode with segments of 1, prefill and score with the longest segments; or step with segments of every
+            length.
     """
 
     def __init__(self, model: Model) -> None:
@@ -49,11 +49,11 @@ class Works:
 
     @property
     def shortest(self) -> Task:
-        """Return the task of the shortest segments, where the cost of Python shows most."""
+        """Return the task with the shortest segments, in which the cost of Python shows most."""
         return min(self.tasks, key=lambda task: task.segment_length)
 
     def call(self, competitor: Competitor, task: Task) -> Work:
-        """Return a function that runs a task once; consecutive calls take consecutive segments."""
+        """Return a function that runs a task once; consecutive calls use different segments."""
         length = task.segment_length + (task.kind == "score")
         segments = [random_inputs(self.model.manifest, length, seed) for seed in range(SEGMENTS)]
         if task.kind == "step":
@@ -68,13 +68,13 @@ class Works:
         return lambda index: call(tokens[index % SEGMENTS])
 
     def rates(self, size: int, positions: int, per_second: float) -> dict[str, Any]:
-        """Return the fields of a `Row` for bytes and speed: `size` is read by a call of `positions` positions."""
+        """Return the fields of a `Row` for bytes and speed; a call of `positions` positions reads `size` bytes."""
         if self.memory_form is None:
             return {"positions_per_second": per_second, "bytes_per_step": size}
         return {"tokens_per_second": per_second, "bytes_per_token": size / positions}
 
     def conditions(self) -> dict[str, Any]:
-        """Return the fields of `Conditions` for the full state and the inputs."""
+        """Return the fields of `Conditions` that describe the full state and the inputs."""
         stream = self.ours.stream
         if self.memory_form is None:
             shapes = {name: array.shape for name, array in stream.state().items()}

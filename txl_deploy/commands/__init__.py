@@ -1,1 +1,1 @@
-"""One module per verb: wiring, tables and progress, no numerics."""
+"""One module per verb of the command line: it connects options with functions, and prints tables and progress."""

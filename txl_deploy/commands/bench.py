@@ -1,4 +1,4 @@
-"""`txl-deploy bench`: the speed of a bundle, compared with memory's and with competitors'."""
+"""`txl-deploy bench`: measure the speed of a bundle, compared with the memory's speed and with competitors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from txl_export.families.own_module.sources import Adapted, asked_module
+from txl_export.families.own_module.adapted import Adapted
+from txl_export.families.own_module.sources import asked_module
 from txl_report.schema.measurement import Agreement, Measurement
 from txl_runtime.errors import UsageError
 from txl_runtime.model import Model
@@ -27,8 +28,11 @@ from txl_deploy.loading import load_alone
 from txl_deploy.plotting import check_plot, draw
 
 DEFAULT = ("torch", "torch-kv")
+"""Competitors of a Transformer-XL without --against."""
 OWN_DEFAULT = ("torch", "torch-compile")
+"""Competitors of a user's own model without --against."""
 NONE = "none"
+"""Value of --against for no competitor."""
 
 
 def run(
@@ -90,7 +94,7 @@ def _measured(
     threads: int,
     seconds: float,
 ) -> Measurement:
-    """Measure the bundle and its competitors, if any. Prints of a user's code go to standard error."""
+    """Measure the bundle and its competitors, if any. What a user's code prints goes to standard error."""
     own = works.memory_form is None
     there = source is not None if own else find_spec("torch") is not None
     usual = OWN_DEFAULT if own else DEFAULT
@@ -116,7 +120,7 @@ def _measured(
 
 
 def _tell(display: Display, names: tuple[str, ...], left_out: dict[str, str], new: dict[str, str], asked: bool) -> None:
-    """Warn of competitors left out now; raise UsageError if competitors were asked for and none of them can run."""
+    """Warn of competitors that were left out; raise UsageError if the user named some and none of them can run."""
     if asked and len(left_out) == len(names):
         name, why = next(iter(left_out.items()))
         raise UsageError(f"--against {name}: {why}; expected one that can run here, or none")
@@ -139,13 +143,13 @@ def _makers(
     weights: Path | None,
     model: Model,
     threads: int,
-    heard: Display,
+    listener: Display,
 ) -> tuple[dict[str, Maker], dict[str, str]]:
-    """Return makers of the competitors that can run here, and the reasons why others cannot."""
+    """Return makers of the competitors that can run here, and the reasons why the rest cannot."""
     if source is not None:
         from txl_deploy.bench.competitors.own_module import own_competitors
 
-        return own_competitors(names, source, None if weights is None else str(weights), model, threads, heard)
+        return own_competitors(names, source, None if weights is None else str(weights), model, threads, listener)
     from txl_deploy.bench.competitors import competitors
 
     return competitors(names, model, threads)

@@ -1,4 +1,4 @@
-"""`txl-deploy export`: a checkpoint, or a model of your own → verified bundle."""
+"""`txl-deploy export`: make a verified bundle from a checkpoint, or from a model of your own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 from txl_export.options import ExportOptions, flags_of_export
+from txl_report.facts.model import size_of_files
 from txl_report.numbers import prefixed
 from txl_runtime.errors import UsageError
 
@@ -25,11 +26,11 @@ PAIRS = (
     ("position_axes", "--position-axis", "NAME=N, an input or output of the file and an axis of it from 0", False),
     ("windows", "--window", "NAME=ROWS, an input of the file and a number of rows", False),
 )
-"""Options of pairs: field, flag, form, and True if the part behind the = may be left out."""
+"""Options that take pairs NAME=VALUE: (field, flag, form for messages, True if the part after the = may be missing)."""
 
 
 def _with_export_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Return the command with a flag for every option of an export that has one, before its --json."""
+    """Add a flag for every option of an export to the command, before its --json."""
     signature, fields = inspect.signature(command, eval_str=True), inspect.signature(ExportOptions).parameters
     flags = []
     for name, flag in flags_of_export().items():
@@ -98,7 +99,7 @@ def run(
         if skeleton and not json:
             stdout.print(skeleton, soft_wrap=True, end="")
         raise
-    size = sum(record.size for record in result.manifest.files.values())
+    size = size_of_files(result.manifest)
     parity = None if result.parity is None else result.parity.verification()
     if json:
         print_json({"bundle": str(result.path), "bytes": size, "model_id": result.manifest.model_id, "parity": parity})
@@ -116,11 +117,12 @@ def _numbers(flag: str, given: dict[str, str] | None, form: str) -> dict[str, in
 
 
 def _beside(source: str | Path) -> Path:
-    """Return the default name of the bundle: the checkpoint's, or the model file's, with suffix .txl."""
+    """Return the default path of the bundle: the path of the checkpoint or model file, with the suffix .txl."""
     path = source if isinstance(source, Path) else Path(source.rpartition(":")[0])
-    path = path.with_name(path.name.replace(":", "-")) if path.name else path  # FOLDER:NODE
+    # for FOLDER:NODE, a file name without a colon
+    path = path.with_name(path.name.replace(":", "-")) if path.name else path
     if path.name in ("", ".."):
         raise UsageError(f"{path}: has no name to call the bundle by, expected CHECKPOINT's; give -o BUNDLE")
     if path.is_dir():
-        return path.with_name(f"{path.name}.txl")  # dots in a folder's name are part of it
+        return path.with_name(f"{path.name}.txl")  # a dot in a folder's name does not begin a suffix
     return path.with_suffix(".txl")

@@ -1,4 +1,4 @@
-"""`txl-deploy generate`: continue a prompt, printed as it is produced."""
+"""`txl-deploy generate`: continue a prompt, and print the text while it is generated."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from txl_runtime.bundle.vocabulary import Vocabulary
 from txl_runtime.errors import UsageError
 from txl_runtime.streaming.inputs import require_tokens
 
-from txl_deploy.commands.options import Backend, Bundle, Json, Threads
+from txl_deploy.commands.options import Backend, Bundle, Json, Threads, takes_datastore
 from txl_deploy.console import print_json, stderr, text_writer
 from txl_deploy.loading import load_alone
+from txl_deploy.retrieval import Mixture
 
 
+@takes_datastore
 def run(
     bundle: Bundle,
     prompt: Annotated[str | None, typer.Option("--prompt", help="Text to continue.")] = None,
@@ -32,11 +34,15 @@ def run(
     stop_tokens: Annotated[str | None, typer.Option("--stop-tokens", help="Token ids that end the text: 0,3.")] = None,
     forbid: Annotated[str | None, typer.Option("--forbid", help="Token ids that are never drawn: 0,3.")] = None,
     allow: Annotated[str | None, typer.Option("--allow", help="The only token ids that are drawn: 4,5,6.")] = None,
+    lookup: Annotated[int, typer.Option("--lookup", help="Most tokens of a draft from the text; 0 is off.")] = 0,
+    mixture: Mixture | None = None,
     backend: Backend = "auto",
     threads: Threads = None,
     json: Json = False,
 ) -> None:
     """Continue a prompt; text where the bundle has a vocabulary, token ids otherwise."""
+    from txl_deploy.retrieval.store import open_store
+
     model = load_alone(bundle, backend=backend, threads=threads)
     require_tokens(model.manifest, "generate")
     vocabulary = model.vocabulary
@@ -44,8 +50,13 @@ def run(
     stops = [] if stop_tokens is None else _ids(stop_tokens, "--stop-tokens").tolist()
     never = [] if forbid is None else _ids(forbid, "--forbid").tolist()
     only = None if allow is None else _ids(allow, "--allow").tolist()
-    drawn = model.stream(1).generate(
-        ids, max_new_tokens, temperature, top_k, top_p, seed, stops, allow=only, forbid=never
+    stream, store = model.stream(1), open_store(model, mixture)
+    drawn = stream.generate(
+        *(ids, max_new_tokens, temperature, top_k, top_p, seed, stops),
+        allow=only,
+        forbid=never,
+        lookup=lookup,
+        datastore=store,
     )
     write, started, tokens = text_writer(), time.monotonic(), list[int]()
     for token in drawn:
@@ -55,11 +66,14 @@ def run(
     seconds = time.monotonic() - started
     if json:
         text = vocabulary.decode(np.array(tokens, np.int32)).decode(errors="replace") if vocabulary else None
-        print_json({"tokens": tokens, "text": text, "seconds": seconds})
+        counts = {"drafted": stream.draws.drafted, "kept": stream.draws.kept}
+        print_json({"tokens": tokens, "text": text, "seconds": seconds, **counts})
     else:
         write(b"\n")
     if tokens:
-        stderr.print(f"{len(tokens)} tokens in {seconds:.2f} s, {len(tokens) / seconds:.0f} per second")
+        drafts = f"; {stream.draws.kept} of {stream.draws.drafted} drafted tokens came true" if lookup else ""
+        saved = f"; {store.searches.told}" if store is not None and store.searches.told else ""
+        stderr.print(f"{len(tokens)} tokens in {seconds:.2f} s, {len(tokens) / seconds:.0f} per second{drafts}{saved}")
 
 
 def _prompt(text: str | None, tokens: str | None, vocabulary: Vocabulary | None) -> NDArray[np.int32]:

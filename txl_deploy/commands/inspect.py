@@ -1,4 +1,4 @@
-"""`txl-deploy inspect`: show a bundle or a checkpoint without trusting it; with --check, try a bundle."""
+"""`txl-deploy inspect`: show a bundle or a checkpoint, even a stranger's; with --check, try to run a bundle."""
 
 from __future__ import annotations
 
@@ -15,21 +15,23 @@ from txl_export.families.registry import facts_of_bundle
 from txl_export.options import CodeBase
 from txl_export.tensorflow import refuse_tensorflow
 from txl_report.facts.engines import built_for, engines_of, weights_held
-from txl_report.facts.model import LENGTHS, STREAMS, Context, context_of, describe_bundle
+from txl_report.facts.model import LENGTHS, STREAMS, Context, context_of, describe_bundle, steps_of
 from txl_report.facts.source import Source, source_of
 from txl_report.facts.tables import tables_of
 from txl_report.numbers import counted, prefixed
+from txl_runtime.bundle.engines.files import describe_engine, engine_facts
+from txl_runtime.bundle.engines.sidecar import Sidecar, held_weights, read_sidecar, sidecar_path
 from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.bundle.reading import ENGINES, MANIFEST, open_bundle
+from txl_runtime.bundle.reading import ENGINES, MANIFEST, Bundle, open_bundle
 from txl_runtime.device.choosing import DEVICES, missing
-from txl_runtime.device.engines.files import describe_engine, engine_facts
-from txl_runtime.device.engines.sidecar import Sidecar, held_weights, read_sidecar, sidecar_path
-from txl_runtime.errors import BundleError, UsageError
+from txl_runtime.errors import BackendError, BundleError, UsageError
 from txl_runtime.host.trial import default_bounds
+from txl_runtime.native import opening
 
 from txl_deploy.commands.options import Json, like_export, parse_aliases
 from txl_deploy.console import Display, facts_table, number, plain, print_json, rows_table, stdout
 from txl_deploy.extras import require, require_export
+from txl_deploy.loading import absent_backends
 from txl_deploy.trying import TriedProgram, try_bundle
 
 RECORDED = {
@@ -37,7 +39,7 @@ RECORDED = {
     "engine": "by itself: it was built in an older way; build it again",
     None: "by nobody",
 }
-"""The recorder of an engine's CUDA graph → the words that `inspect` shows."""
+"""Words that `inspect` shows, by the part of the program that recorded an engine's CUDA graph."""
 
 
 def run(
@@ -88,6 +90,9 @@ def run(
         manifest, (found, broken) = bundle.manifest, engines_of(bundle)
         engines = [{"file": name} | engine_facts(sidecar) for name, sidecar in found]
         document = describe_bundle(manifest) | {"backends": {name: missing(name, bundle) for name in DEVICES}}
+        step = document["native"] = _step_of(bundle, broken)
+        if step:
+            document["backends"]["native"] = step["not_here"] or step["not_auto"]
         document["words"] = None if (words := bundle.vocabulary()) is None else len(words)
         if json:
             tried = {"tried": rows} if check else {}
@@ -96,6 +101,8 @@ def run(
             _print_bundle(path, manifest, document)
             _print_engines(engines)
             _print_weights([sidecar for _, sidecar in found], manifest.weight_bytes)
+            if step:
+                _print_step(step)
             for problem in broken:
                 stdout.print(problem, soft_wrap=True)
             if check:
@@ -146,6 +153,31 @@ def run(
         _print_checkpoint(document)
 
 
+def _step_of(bundle: Bundle, broken: list[str]) -> dict[str, Any] | None:
+    """Describe a bundle's compiled step without loading it; None if there is none, or one whose fault joins `broken`.
+
+    Returns:
+        its sidecar, and beside it "not_here" and "not_auto": why it does not run on this machine, and why backend
+        "auto" does not take it; "" where it does.
+    """
+    if opening.STEP not in bundle.manifest.files:
+        return None
+    try:
+        bundle.check(opening.STEP)
+        sidecar = opening.read_sidecar(bundle)
+    except (BackendError, BundleError) as error:
+        broken.append(str(error))
+        return None
+    lacking = ""
+    try:
+        opening.check_processor(sidecar, opening.STEP)
+    except BackendError as error:
+        lacking = str(error)
+    facts: dict[str, Any] = msgspec.to_builtins(sidecar)
+    unasked = lacking or opening.missing(bundle, None, lean=False)
+    return {"file": opening.STEP, "not_here": lacking, "not_auto": unasked} | facts
+
+
 def _tried(path: Path, manifest: Manifest, memory: int | None, seconds: int | None) -> list[TriedProgram]:
     require("inspect --check", "cpu", "onnxruntime")
     bounds = default_bounds(manifest)
@@ -156,7 +188,7 @@ def _tried(path: Path, manifest: Manifest, memory: int | None, seconds: int | No
 
 
 def _print_tried(rows: list[TriedProgram]) -> None:
-    """Print a row for each program that was tried; a dash where the system reports no memory."""
+    """Print a row for each program that was tried; a dash if the system reports no memory."""
     shown = [
         (
             row.program,
@@ -172,10 +204,10 @@ def _print_tried(rows: list[TriedProgram]) -> None:
 
 
 def print_skeleton(path: Path, document: dict[str, Any]) -> None:
-    """Print the module to complete for a file that was described.
+    """Print the Python module, to be completed by the user, for a TorchScript archive that was described.
 
     Raises:
-        UsageError: the file has no such module.
+        UsageError: there is no such module for the file.
     """
     if not document.get("skeleton"):
         why = document.get("refused", "expected a TorchScript archive of no known family")
@@ -184,7 +216,7 @@ def print_skeleton(path: Path, document: dict[str, Any]) -> None:
 
 
 def _is_engine(path: Path) -> bool:
-    """Return True if a graph is an engine, by its folder or its sidecar: other tools too put JSON beside a file."""
+    """Return True if a graph is an engine, by its folder or sidecar; other tools, too, put JSON beside a file."""
     facts = path.parent / sidecar_path(path.name)
     with contextlib.suppress(BundleError):
         return f"{path.absolute().parent.parent.name}/" == ENGINES or (facts.exists() and bool(read_sidecar(facts)))
@@ -208,7 +240,9 @@ def _describe_graph(path: Path, json: bool, asked: str, said: Mapping[str, str])
 def _print_bundle(path: Path, manifest: Manifest, facts: dict[str, Any]) -> None:
     lengths = ", ".join(map(str, manifest.segment_lengths))
     memory = f", M {manifest.memory_length}" if manifest.counters else ""
-    could_run = ["cpu", *(f"not {name}: {why}" if why else name for name, why in facts["backends"].items())]
+    absent = absent_backends(facts["backends"], manifest)
+    could_run = ["cpu", *(name for name, why in facts["backends"].items() if not why)]
+    could_run += [f"{what}: {why}" for what, why in absent.items()]
     shown = {
         "bundle": f"{path}, {prefixed(facts['bytes'])}, every file's hash checked",
         "model": f"{manifest.model_id[:12]}, {prefixed(manifest.parameters, '')} parameters, {manifest.precision}",
@@ -217,6 +251,7 @@ def _print_bundle(path: Path, manifest: Manifest, facts: dict[str, Any]) -> None
         "state": f"{prefixed(manifest.state_bytes)} per sequence",
         "sequences": STREAMS[manifest.streams],
         "lengths": LENGTHS[manifest.lengths],
+        **({"segments": steps_of(manifest)} if manifest.vocab_size or manifest.stepwise else {}),
         "backends": Text("\n".join(map(plain, could_run))),
     }
     context = context_of(manifest)
@@ -258,7 +293,7 @@ def _print_engines(engines: list[dict[str, Any]]) -> None:
         (
             facts["file"],
             prefixed(facts["bytes"]),
-            f"{facts['flavour']} {facts['version']}",
+            f"{facts['flavour']} {facts['version']}" + (f", {facts['rounding']}" if facts["rounding"] else ""),
             built_for(facts["compute_capabilities"], facts["device"], facts["platform"]),
             facts["kernels"] or "–",
             "–"
@@ -271,6 +306,25 @@ def _print_engines(engines: list[dict[str, Any]]) -> None:
         stdout.print(rows_table(("\nengine", "\nsize", "\nbuilt by", "\nfor", "\nkernels", "\nfused"), rows))
 
 
+def _print_step(step: dict[str, Any]) -> None:
+    here = f"no: {step['not_here']}" if step["not_here"] else "yes, and backend auto takes it"
+    if not step["not_here"] and step["not_auto"]:
+        here = f"yes, where backend native is named; not by auto: {step['not_auto']}"
+    compared = ", ".join(f"{name} {number(value)}" for name, value in step["compared"].items())
+    reached = " and ".join(map(number, step["reached"]))
+    of_others = f"; of the same sources on {step['verified_on']}" if step["verified_on"] else ""
+    shown = {
+        "compiled step": f"{step['file']}, {prefixed(step['bytes'])}",
+        "precision": f"weights in {step['precision']}, keys and values in {step['cache']}",
+        "for": f"{step['platform']} with {step['instructions']}",
+        "compiled by": f"{step['compiler']}, in {step['seconds']:.1f} s",
+        "beside ONNX Runtime": f"{compared}; self-test {reached} of log-probabilities and memory{of_others}",
+        "runs here": here,
+    }
+    stdout.print()
+    stdout.print(facts_table(shown), soft_wrap=True)
+
+
 def _print_weights(engines: list[Sidecar], weight_bytes: int) -> None:
     kinds: dict[tuple[str, str], list[Sidecar]] = {}
     for engine in engines:
@@ -281,7 +335,7 @@ def _print_weights(engines: list[Sidecar], weight_bytes: int) -> None:
 
 
 def _weights_of(facts: dict[str, Any]) -> list[str]:
-    """List where the weights of an engine are."""
+    """Describe where an engine's weights are: in the engine, or in one place for all engines of the bundle."""
     held, given = facts["weight_bytes"], facts["given_weights"]
     said = ["all held by the engine" if held is None else f"{prefixed(held)} held by the engine"]
     return said + ([f"{given} read where all engines of the bundle read them"] if given else [])
@@ -294,7 +348,7 @@ def _print_engine(facts: dict[str, Any]) -> None:
         "engine": f"{facts['file']}, {prefixed(facts['bytes'])}, is the file that was built",
         "program": f"{facts['program']}, of kind {facts['program_kind']}, L {facts['segment_length']}",
         "memory": f"{facts['update']}, {facts['in_place']} updated in place, {facts['read_in_place']} read in place",
-        "precision": facts["precision"],
+        "precision": facts["precision"] + (f", matrices in {facts['rounding']}" if facts["rounding"] else ""),
         "built by": f"{facts['flavour']} {facts['version']} on {facts['platform']}, {facts['seconds']:.1f} s",
         "built for": built_for(facts["compute_capabilities"], facts["device"], facts["platform"]),
         "recorded": RECORDED[facts["recorded_by"]],
@@ -303,6 +357,10 @@ def _print_engine(facts: dict[str, Any]) -> None:
         "attention": "not known" if facts["kernels"] is None and not facts["fused_attention"] else united,
         "checked": ", ".join(facts["verified_on"]),
     }
+    if facts["judged"]:
+        judged = facts["judged"].items()
+        said = (f"{name} {'not judged' if value is None else number(value)}" for name, value in judged)
+        shown["judged on the CPU"] = "; ".join(said)
     stdout.print(facts_table(shown), soft_wrap=True)
     for side in ("inputs", "outputs"):
         rows = [(spec["name"], spec["dtype"], list(spec["shape"])) for spec in facts[side]]

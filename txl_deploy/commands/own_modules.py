@@ -1,4 +1,4 @@
-"""Handle models of the user's own on the command line: FILE.py:FUNCTION, and the traceback of their failures."""
+"""Models of the user's own on the command line: the argument FILE.py:FUNCTION, and the traceback if the file fails."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from txl_deploy.stopping import received
 
 
 def of_own_module(given: str) -> str | None:
-    """Return the argument if it names a function of a Python file; an existing path of any name is a checkpoint."""
+    """Return the argument if it names a function of a Python file, else None; an existing path is a checkpoint."""
     file, _, function = given.rpartition(":")
     own = not Path(given).exists() and bool(function) and (file.endswith(".py") or Path(file).is_file())
     return given if own else None
@@ -26,7 +26,8 @@ def check_source(given: str) -> None:
     Raises:
         UsageError: there is no such file, or a Python file is named without a function.
     """
-    file = given if Path(given).exists() else given.rpartition(":")[0] or given  # FILE.py:FUNCTION, FOLDER:NODE
+    # the part before the colon in FILE.py:FUNCTION or FOLDER:NODE
+    file = given if Path(given).exists() else given.rpartition(":")[0] or given
     refuse_tensorflow(Path(file))
     if not Path(file).exists():
         raise UsageError(
@@ -39,10 +40,10 @@ def check_source(given: str) -> None:
 
 
 def of_adapter(name: str, checkpoint: str | None, weights: Path | None) -> Path:
-    """Return the checkpoint of a package's model.
+    """Return the checkpoint for a package's model (`--adapter`).
 
     Raises:
-        UsageError: no checkpoint is given, it does not exist, or two are given.
+        UsageError: no checkpoint is given, or it does not exist, or two are given.
     """
     if checkpoint is not None:
         raise UsageError(
@@ -58,10 +59,11 @@ def of_adapter(name: str, checkpoint: str | None, weights: Path | None) -> Path:
 
 @contextmanager
 def own_frames() -> Iterator[None]:
-    """Show the user's part of a traceback, if there is one, before the error becomes one line."""
+    """Print the part of a traceback in the user's own file, if any, before the error is reported as one line."""
     try:
         yield
     except TxlError as error:
-        if (frames := getattr(error, "frames", "")) and not received():  # SIGTERM ends a module as its own exit would
+        # not after SIGTERM, which ends a module as its own exit would
+        if (frames := getattr(error, "frames", "")) and not received():
             stderr.print(frames.rstrip(), soft_wrap=True, style="dim" if stderr.is_terminal else None)
         raise

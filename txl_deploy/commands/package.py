@@ -1,4 +1,4 @@
-"""`txl-deploy package`: write a bundle as Triton's package, or as plain C."""
+"""`txl-deploy package`: write a bundle as a package for Triton, as plain C, or as a folder to serve to browsers."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from txl_deploy.extras import require
 OF_TARGETS = {
     "triton": ("sequences", "idle-seconds", "backend"),
     "c": ("segment-length", "batch-size", "name", "weights-file", "max-bytes", "unverified"),
+    "web": ("onnxruntime-web", "single"),
 }
-"""Options that only one target has."""
+"""Options that only one of the targets has."""
 
 
 def run(
     bundle: Bundle,
     target: Annotated[
-        Literal["triton", "c"],
+        Literal["triton", "c", "web"],
         typer.Option(
             "--target",
-            help="Triton's Python backend, or plain C without any library.",
+            help="Triton's Python backend, plain C without any library, or a page that runs the model in a browser.",
         ),
     ],
     output: Annotated[
@@ -46,8 +47,11 @@ def run(
         typer.Option("--backend", help="Which backend of the runtime runs inside. (default cpu)"),
     ] = None,
     segment_length: Annotated[
-        int | None,
-        typer.Option("--segment-length", help="L of a step. (default the bundle's longest)"),
+        list[int] | None,
+        typer.Option(
+            "--segment-length",
+            help="L of a step (default the bundle's longest); several, 1 among them, for blocks of any size.",
+        ),
     ] = None,
     batch_size: Annotated[
         int | None, typer.Option("--batch-size", help="B of a step, where the bundle leaves it open.")
@@ -60,34 +64,50 @@ def run(
     ] = False,
     max_bytes: Annotated[
         int | None,
-        typer.Option("--max-bytes", help="Refuse what takes more: weights, state, stack and code together."),
+        typer.Option("--max-bytes", help="Refuse what takes more: weights, start, state, stack and code together."),
     ] = None,
     unverified: Annotated[
         bool, typer.Option("--unverified", help="Write the C without compiling it and comparing it with the bundle.")
     ] = False,
+    onnxruntime_web: Annotated[
+        Path | None,
+        typer.Option(
+            "--onnxruntime-web",
+            help="The npm package that runs graphs in a page. (default node_modules/onnxruntime-web)",
+        ),
+    ] = None,
+    single: Annotated[
+        bool, typer.Option("--single", help="One HTML file, -o FILE.html, that needs no server and no network.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a package that this verb wrote.")] = False,
     json: Json = False,
 ) -> None:
-    """Write a package: a model repository for Triton, or the model as plain C."""
+    """Write a package: a model repository for Triton, the model as plain C, or a folder for browsers."""
     given = {
         "sequences": sequences,
         "idle-seconds": idle_seconds,
         "backend": backend,
-        "segment-length": segment_length,
+        "segment-length": segment_length or None,
         "batch-size": batch_size,
         "name": name,
         "weights-file": weights_file or None,
         "max-bytes": max_bytes,
         "unverified": unverified or None,
+        "onnxruntime-web": onnxruntime_web,
+        "single": single or None,
     }
-    (other,) = OF_TARGETS.keys() - {target}
-    if odd := [option for option in OF_TARGETS[other] if given[option] is not None]:
-        raise UsageError(f"--{odd[0]} is for --target {other}, not for {target}; leave it out")
+    for other in OF_TARGETS.keys() - {target}:
+        if odd := [option for option in OF_TARGETS[other] if given[option] is not None]:
+            raise UsageError(f"--{odd[0]} is for --target {other}, not for {target}; leave it out")
     if target == "c":
         require("package --target c", "c", "emx_onnx_cgen", "onnx", "jinja2", "filelock")
-        _run_c(json, bundle, output, force, name, segment_length, batch_size, weights_file, max_bytes, unverified)
+        lengths = tuple(segment_length or ())
+        _run_c(json, bundle, output, force, name, lengths, batch_size, weights_file, max_bytes, unverified)
         return
     require("package", "build", "filelock")
+    if target == "web":
+        _run_web(json, single, bundle, output, force, onnxruntime_web)
+        return
     from txl_deploy.triton.repository import package_python
 
     seconds = 60.0 if idle_seconds is None else idle_seconds
@@ -110,6 +130,7 @@ def _run_c(json: bool, *options: Any) -> None:
         return
     sizes = {
         "weights": made.weight_bytes,
+        "start": made.start_bytes or None,
         "state": made.state_bytes,
         "stack": made.stack_bytes,
         "code": made.code_bytes,
@@ -117,13 +138,34 @@ def _run_c(json: bool, *options: Any) -> None:
     listed = ", ".join(f"{part} {prefixed(size)}" for part, size in sizes.items() if size is not None)
     stdout.print(f"{made.folder}: {made.name}.h and {made.name}.c", soft_wrap=True)
     stdout.print(made.verified or "NOT VERIFIED: neither compiled nor compared with the bundle", soft_wrap=True)
-    products = "" if made.multiply_adds is None else f"; {whole(made.multiply_adds)} multiply-adds a step"
-    stdout.print(f"{listed}{products}", soft_wrap=True)
+    stdout.print(listed, soft_wrap=True)
+    known = {length: whole(number) for length, number in made.blocks.items() if number is not None}
+    costs = ", ".join(f"{number} for {length}" for length, number in known.items())
+    products = f"multiply-adds of a block: {costs}; " if costs else ""
+    stdout.print(f"{products}latency {made.latency} position{'s' * (made.latency != 1)}", soft_wrap=True)
     stdout.print(f"how to build and call it: {made.folder / 'README.md'}", soft_wrap=True)
 
 
+def _run_web(json: bool, single: bool, *options: Any) -> None:
+    from txl_deploy.web.package import package_web
+    from txl_deploy.web.single import package_single
+
+    made = (package_single if single else package_web)(*options)
+    if json:
+        print_json(dataclasses.asdict(made) | {"folder": str(made.folder), "target": "web"})
+        return
+    parts = {"bundle": made.bundle_bytes, "engine": made.engine_bytes, "page": made.page_bytes}
+    sizes = ", ".join(f"{part} {prefixed(size)}" for part, size in parts.items())
+    form = f"one file of {prefixed(made.folder.stat().st_size)}" if single else "a folder to serve"
+    stdout.print(f"{made.folder}: {made.name} for browsers, as {form}", soft_wrap=True)
+    stdout.print(f"it holds {sizes}" if single else f"a page downloads {sizes}")
+    if single:
+        return
+    stdout.print(f"try it: python -m http.server --bind 127.0.0.1 --directory {made.folder}", soft_wrap=True)
+
+
 def describe_plain(made: Any) -> dict[str, Any]:
-    """Return the JSON document of a package in plain C; null for what was not measured."""
+    """Return the JSON document of a package in plain C; a value that was not measured is null."""
     found = dataclasses.asdict(made)
     return found | {
         "folder": str(made.folder),

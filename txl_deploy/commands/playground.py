@@ -1,4 +1,4 @@
-"""`txl-deploy playground`: serve the page to one person on this machine, with a token of its own."""
+"""`txl-deploy playground`: serve the playground's page to one person on this machine, with a new token."""
 
 from __future__ import annotations
 
@@ -12,31 +12,34 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from txl_deploy.commands.options import Backend, Bundle
+from txl_deploy.commands.options import Backend, Bundle, takes_datastore
 from txl_deploy.commands.serve import NEEDED
 from txl_deploy.extras import require
+from txl_deploy.retrieval import Mixture
 
 if TYPE_CHECKING:
     from txl_deploy.serve.logs import Log
 
 TOKEN_BYTES = 24
-"""Random bytes of the token in the address."""
+"""Number of random bytes of the token in the address."""
 DRAIN = 2.0
-"""Seconds for running requests after a stop: the only reader is the one who stopped it."""
+"""Seconds that running requests get after a stop; short, because their only reader stopped the server."""
 REDIRECT = """<!DOCTYPE html>
 <html lang="en"><meta charset="utf-8"><title>Playground</title><meta name="referrer" content="no-referrer">
 <meta http-equiv="refresh" content="0; url={0}"><p><a href="{0}">Playground</a></p></html>
 """
-"""Page given to the browser in place of the address: other users see a program's arguments, but no private file."""
+"""A private file with the address, given to the browser: other users can see program arguments, but not this file."""
 DAY = 86_400.0
-"""Seconds for which a page may stay unused; its sessions end with it in any case."""
+"""Seconds for which a page may stay unused, one day; its sessions end with the page anyway."""
 
 
+@takes_datastore
 def run(
     bundle: Bundle,
     port: Annotated[int, typer.Option(help="0 for any that is free.")] = 0,
     tabs: Annotated[int, typer.Option(help="Pages that may be open at once; each has its own sessions.")] = 1,
     open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = True,
+    mixture: Mixture | None = None,
     backend: Backend = "auto",
     rows: Annotated[int | None, typer.Option(help="Sequences computed together. (default the bundle's B)")] = None,
 ) -> None:
@@ -53,6 +56,7 @@ def run(
         token=token,
         backend=backend,
         rows=rows,
+        mixture=mixture,
         tabs=tabs,
         local=True,
         sessions=SESSIONS * max(tabs, 1),
@@ -77,7 +81,7 @@ def run(
 
 
 def _open(address: str, log: Log) -> None:
-    """Open a browser; one that runs in the terminal blocks this thread until it is left."""
+    """Open the address in a browser; a browser in the terminal blocks this thread until the user leaves it."""
     try:
         opened = webbrowser.open(address)
     except (webbrowser.Error, OSError):

@@ -1,19 +1,26 @@
-"""`txl-deploy report`: make one page of a bundle for people to look at."""
+"""`txl-deploy report`: make a page that describes a bundle for people."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from txl_report.numbers import prefixed
 from txl_runtime.errors import UsageError
+from txl_runtime.model import Model
 from txl_runtime.types import Ids
 
-from txl_deploy.commands.options import Backend, Bundle, Json, like_export
+from txl_deploy.commands.options import Backend, Bundle, Json, like_export, takes_datastore
 from txl_deploy.console import Display, facts_table, print_json, stdout
+from txl_deploy.retrieval import Mixture
+
+if TYPE_CHECKING:
+    from txl_report.measuring import Searched
 
 
+@takes_datastore
 def run(
     bundle: Bundle,
     output: Annotated[
@@ -30,6 +37,7 @@ def run(
     context: Annotated[
         bool, typer.Option("--context", help="Measure on the text how far back more context helps; takes longest.")
     ] = False,
+    mixture: Mixture | None = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file.")] = False,
     backend: Backend = "auto",
     json: Json = False,
@@ -48,6 +56,7 @@ def run(
             bench=bench,
             verify=verify,
             context=context,
+            datastore=None if mixture is None else partial(_opened, mixture),
             force=force,
             describe=facts_of_bundle,
             backend=backend,
@@ -63,8 +72,21 @@ def run(
     stdout.print(facts_table(shown), soft_wrap=True)
 
 
+def _opened(mixture: Mixture, model: Model, ids: Ids) -> Searched | None:
+    """Open a datastore to measure with, without the rows of the text; None for a W of 0."""
+    from txl_report.measuring import Searched
+
+    from txl_deploy.retrieval.store import open_store
+
+    store = open_store(model, mixture)
+    if store is None:
+        return None
+    others = store.excluding(ids)
+    return Searched(mixture.folder.name, others, others.seen(model.manifest.vocab_size))
+
+
 def _ids(bundle: Path, tokens: Path) -> Ids | None:
-    """Read the token ids to measure on, int32 [T]."""
+    """Read the token ids for the measurements, int32 [T]."""
     from txl_export.token_files import read_tokens
     from txl_runtime.bundle.reading import open_bundle
 

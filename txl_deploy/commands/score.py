@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
 from numpy.typing import NDArray
 from txl_runtime.bundle.vocabulary import Vocabulary
 from txl_runtime.errors import BackendError, UsageError
+from txl_runtime.model import Model
 from txl_runtime.streaming.inputs import require_tokens
 
-from txl_deploy.commands.options import Backend, Bundle, Json, Threads
+from txl_deploy.commands.options import Backend, Bundle, Json, Threads, takes_datastore
 from txl_deploy.console import Display, facts_table, print_json, stdout
 from txl_deploy.corpora.scoring import SEGMENTS_PER_CALL
 from txl_deploy.loading import load_alone
 from txl_deploy.places import refuse_inside
+from txl_deploy.retrieval import Mixture
+
+if TYPE_CHECKING:
+    from txl_deploy.retrieval.store import Store
 
 
+@takes_datastore
 def run(
     bundle: Bundle,
     file: Annotated[
@@ -46,6 +53,7 @@ def run(
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Count what cannot be scored, instead of stopping at the first.")
     ] = False,
+    mixture: Mixture | None = None,
     backend: Backend = "auto",
     threads: Threads = None,
     json: Json = False,
@@ -55,6 +63,10 @@ def run(
     Documents begin with the bundle's boundary token, if it has one; one text alone begins without it.
     """
     from txl_deploy.corpora.sources import Corpus, is_corpus
+    from txl_deploy.retrieval.store import open_store
+
+    def store_of(model: Model) -> Store | None:
+        return open_store(model, mixture)
 
     if is_corpus(file):
         from txl_deploy.corpora.running import score_corpus
@@ -69,13 +81,13 @@ def run(
         if output is not None:
             refuse_inside(output, file, bundle)
         model = load_alone(bundle, backend, 1 if threads is None and jobs > 1 else threads)
-        result = score_corpus(model, corpus, output, resume, force, skip_bad, jobs)
+        result = score_corpus(model, corpus, output, resume, force, skip_bad, jobs, store_of(model))
     else:
         for_documents = {"-o": output, "--resume": resume, "--force": force, "--field": named, "--recursive": recursive}
         for name, given in (for_documents | {"--skip-bad": skip_bad, "--jobs": jobs > 1}).items():
             if given:
                 raise UsageError(f"{file}: {name} is for documents, and this is one text; leave it out")
-        result = _as_one_stream(bundle, file, backend, threads)
+        result = _as_one_stream(bundle, file, backend, threads, store_of)
     if json:
         print_json(result)
         return
@@ -83,10 +95,21 @@ def run(
         name.replace("_", " "): f"{value:.6f}" if isinstance(value, float) else value for name, value in result.items()
     }
     stdout.print(facts_table({name: value for name, value in shown.items() if value is not None}))
+    stdout.print(_in_one_line(result), soft_wrap=True)
 
 
-def _as_one_stream(bundle: Path, file: Path, backend: str, threads: int | None) -> dict[str, Any]:
-    """Score one text from its beginning to its end."""
+def _in_one_line(result: dict[str, Any]) -> str:
+    """Summarise a result: "59,999 of 60,000 tokens scored: perplexity 8.281536, 3.049897 bits per byte"."""
+    scored = f"{result['scored_tokens']:,} of {result['tokens']:,} tokens scored"
+    measured = [("perplexity {:.6f}", result["perplexity"]), ("{:.6f} bits per byte", result["bits_per_byte"])]
+    said = ", ".join(form.format(value) for form, value in measured if value is not None)
+    return f"{scored}: {said}" if said else scored
+
+
+def _as_one_stream(
+    bundle: Path, file: Path, backend: str, threads: int | None, store_of: Callable[[Model], Store | None]
+) -> dict[str, Any]:
+    """Score one text with one stream, from beginning to end."""
     from txl_report.calibration import begins_with_fitted, fitted
 
     model = load_alone(bundle, backend=backend, threads=threads)
@@ -94,15 +117,19 @@ def _as_one_stream(bundle: Path, file: Path, backend: str, threads: int | None) 
     ids, text_bytes = _read(file, model.vocabulary)
     if len(ids) < 2:
         raise UsageError(f"{file}: holds {len(ids)} tokens, expected at least 2, because the first is only context")
-    stream, longest = model.stream(1), model.segment_lengths[0]
+    stream, longest, store = model.stream(1), model.segment_lengths[0], store_of(model)
+    store = None if store is None else store.excluding(ids)
+    searched: dict[str, Any] = {} if store is None else {"datastore": store}
     total, chunk = 0.0, longest * SEGMENTS_PER_CALL
     with Display() as display:
         if begins_with_fitted(model.manifest, ids):
             count = fitted(model.manifest)
             display.warn(f"int4 is fitted to the text's first {count:,} tokens; the figures flatter the bundle")
+        if store is not None and store.hidden:
+            display.warn(f"the store has read this text; its {store.hidden:,} rows are hidden")
         display.stage(f"score {file.name}", len(ids) - 1)
         for first in range(0, len(ids) - 1, chunk):
-            nll = stream.score(ids[None, first : first + chunk + 1])
+            nll = stream.score(ids[None, first : first + chunk + 1], **searched)
             total += float(nll.sum(dtype=np.float64))
             if math.isnan(total):
                 raise BackendError(
@@ -110,13 +137,16 @@ def _as_one_stream(bundle: Path, file: Path, backend: str, threads: int | None) 
                     "numbers; `txl-deploy verify` the bundle, and export fp16 again in fp32 or bf16"
                 )
             display.advance(nll.shape[1])
-    unknown_id = getattr(model.vocabulary, "unknown", None)  # bytes know every word
+        if store is not None and store.searches.told:
+            display.warn(store.searches.told)
+    unknown_id = getattr(model.vocabulary, "unknown", None)  # a byte vocabulary has no unknown words
     unknown = 0 if unknown_id is None else int((ids == unknown_id).sum())
     mean = total / (len(ids) - 1)
-    # If the vocabulary lacks words, the ids no longer hold the whole text, so bits per byte are undefined.
+    # If the vocabulary lacks words of the text, the ids do not hold the whole text, so bits per byte are undefined.
     known = None if text_bytes is None or unknown else text_bytes
     return {
         "tokens": len(ids),
+        "scored_tokens": len(ids) - 1,
         "nll": mean,
         "perplexity": math.exp(mean) if mean < 700 else math.inf,
         "bits_per_token": mean / math.log(2),
@@ -126,7 +156,7 @@ def _as_one_stream(bundle: Path, file: Path, backend: str, threads: int | None) 
 
 
 def _read(file: Path, vocabulary: Vocabulary | None) -> tuple[NDArray[Any], int | None]:
-    """Read token ids [T], and the number of bytes of all tokens but the first; None for the bytes of an .npy file."""
+    """Return token ids [T], and the number of bytes of all tokens except the first; None instead for an .npy file."""
     from txl_export.token_files import read_ids, regular
 
     if file.suffix == ".npy":

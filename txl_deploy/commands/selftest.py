@@ -1,4 +1,4 @@
-"""`txl-deploy selftest`: replay the bundle's vectors here, without PyTorch."""
+"""`txl-deploy selftest`: replay the bundle's stored vectors on this machine, without PyTorch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from txl_runtime.selftest import WORDS, run_selftest
 
 from txl_deploy.commands.options import Backend, Bundle, Json, Threads
 from txl_deploy.console import facts_table, number, print_json, stderr, stdout
-from txl_deploy.loading import load_alone
+from txl_deploy.loading import absent_backends, load_alone
 
 
 def run(bundle: Bundle, backend: Backend = "auto", threads: Threads = None, json: Json = False) -> None:
@@ -37,7 +37,7 @@ def run(bundle: Bundle, backend: Backend = "auto", threads: Threads = None, json
                 f"{number(value)} (limit {number(result.limits[name])})"
             )
         verdict = {"verdict": Text("passed", "green") if result.passed else Text("FAILED", "bold red")}
-        stdout.print(facts_table(facts | verdict | {f"not {name}": note for name, note in model.backend_notes.items()}))
+        stdout.print(facts_table({**facts, **verdict, **absent_backends(model.backend_notes, model.manifest)}))
         if model.manifest.vocabulary:
             stdout.print("vocabulary not compared: txl-deploy verify does it", style="dim")
     if not result.passed:
@@ -45,7 +45,7 @@ def run(bundle: Bundle, backend: Backend = "auto", threads: Threads = None, json
 
 
 def _record(model: Model) -> None:
-    """Record in the sidecars of the engines that ran that they passed; a read-only bundle passes as well."""
+    """Record in the engines' sidecars that the engines passed; a read-only bundle only gets a note."""
     if model.backend.name == "cpu":
         return
     from txl_engines.recording import record_pass

@@ -1,4 +1,4 @@
-"""`txl-deploy serve`: serve many sessions of a bundle behind an interface that OpenAI's clients speak."""
+"""`txl-deploy serve`: serve many sessions of a bundle through an HTTP interface that OpenAI's clients know."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from typing import Annotated
 import typer
 from txl_runtime.errors import UsageError
 
-from txl_deploy.commands.options import Backend, Bundle
+from txl_deploy.commands.options import Backend, Bundle, takes_datastore
 from txl_deploy.extras import require
+from txl_deploy.retrieval import Mixture
 
 NEEDED = ("starlette", "uvicorn", "prometheus_client")
+"""Packages that the server needs besides the runtime's."""
 TOKEN = "TXL_DEPLOY_TOKEN"  # noqa: S105 - the variable's name
-"""Environment variable of the token, for a run without the option."""
+"""Environment variable that holds the token, if no option gives it."""
 LONGEST_TOKEN = 4096
-"""Most bytes of a token's file."""
+"""Maximum size of a token's file in bytes."""
 
 
+@takes_datastore
 def run(
     bundle: Bundle,
     host: Annotated[str, typer.Option(help="Where to listen; beyond this machine only with a token.")] = "127.0.0.1",
@@ -31,6 +34,8 @@ def run(
     backend: Backend = "auto",
     threads: Annotated[int, typer.Option(help="Of the engine; one is mostly best, 0 for one per core.")] = 1,
     rows: Annotated[int | None, typer.Option(help="Sequences computed together. (default the bundle's B)")] = None,
+    lookup: Annotated[int, typer.Option(help="Most tokens of a draft from a session's text; 0 is off.")] = 0,
+    mixture: Mixture | None = None,
     max_sessions: Annotated[int, typer.Option(help="Sessions that exist at once.")] = 1024,
     max_waiting: Annotated[int, typer.Option(help="Requests that wait for a row; more are told to come later.")] = 256,
     session_bytes: Annotated[int, typer.Option(help="Memory for sessions that rest.")] = 1 << 30,
@@ -53,6 +58,8 @@ def run(
         backend=backend,
         threads=threads or None,
         rows=rows,
+        lookup=lookup,
+        mixture=mixture,
         sessions=max_sessions,
         waiting=max_waiting,
         session_bytes=session_bytes,
@@ -68,10 +75,10 @@ def run(
 
 
 def _token(given: str | None, file: Path | None) -> str | None:
-    """Return the token of the option, the file or the environment.
+    """Return the token from the option, the file or the environment; None if there is none.
 
     Raises:
-        UsageError: it is given twice, or the file cannot be read.
+        UsageError: the option and the file are both given, or the file cannot be read.
     """
     if given is not None and file is not None:
         raise UsageError("--token and --token-file are both given, expected one; the file is seen by fewer people")

@@ -89,12 +89,12 @@ def run(
     else:
         print_parity(found)
     if not parity.passed:
-        stderr.print(parity.told, soft_wrap=True)
+        stderr.print(parity.gate_advice, soft_wrap=True)
         raise typer.Exit(1)
 
 
 def _bisect(bundle: Path, checkpoint: Path | None, backend: str, json: bool) -> None:
-    """Compare layer by layer; exit code 1 if one differs."""
+    """Compare the bundle with its reference layer by layer; exit with code 1 if a layer differs."""
     from txl_export.verifying import bisect
 
     found = bisect(bundle, checkpoint, backend)

@@ -1,5 +1,5 @@
-"""Score many documents: read, sorted by length, batched, on several threads, kept line by line.
+"""Score many documents: read them, sort by length, batch, score on several threads, write one line each.
 
 `documents` defines a document, `sources` finds and reads documents, `encoding` turns them into token ids, `scoring`
-batches them and computes, `results` keeps. Nothing here holds a corpus in memory.
+batches and scores them, `results` writes the results. A corpus is never held in memory as a whole.
 """

@@ -1,4 +1,4 @@
-"""Define the forms of a document between its file and its result."""
+"""Define the forms that a document has between its file and its result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from txl_runtime.types import Ids
 
 
 def spelled(path: Path) -> str:
-    """Write a path for results and messages: bytes that are no UTF-8 are escaped."""
+    """Write a path for results and messages; bytes that are not UTF-8 are escaped."""
     return os.fsencode(path).decode(errors="backslashreplace")
 
 
@@ -20,11 +20,11 @@ class Document:
     """A document of a corpus.
 
     Attributes:
-        index: its place in the corpus, from 0 on; documents that cannot be read count too.
-        id: its name, from the file; or the file and the line.
+        index: index of the document in the corpus; documents that cannot be read are counted, too.
+        id: the document's name in the file; without one, the file and the line.
         place: the file and the line, for messages.
-        content: text as bytes, or whole numbers [T] that are token ids.
-        weight: bytes of the corpus that it takes, for progress.
+        content: text as bytes, or token ids as whole numbers [T].
+        weight: number of bytes that the document takes in its file, for progress.
     """
 
     index: int
@@ -36,7 +36,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Bad:
-    """A document that cannot be scored: `why` names its file and line, what was found, and what to do."""
+    """A document that cannot be scored; `why` names its file and line, what was found, and what to do."""
 
     index: int
     id: str
@@ -45,13 +45,13 @@ class Bad:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A piece of work: token ids that are scored as one sequence from fresh memory.
+    """A piece of work: token ids that are scored as one sequence that begins with empty memory.
 
     Attributes:
-        index, id, place, weight: those of the document.
+        index, id, place, weight: the fields of the document.
         ids: token ids int32 [T]; the first is only context.
         tokens: number of tokens of the document.
-        scored_bytes: bytes of text that the results cover; None if token ids were given.
+        scored_bytes: number of bytes of text that are scored; None for a document of token ids.
         unknown: number of words that the vocabulary lacks.
     """
 
@@ -66,5 +66,10 @@ class Unit:
 
     @property
     def scored(self) -> int:
-        """Return the number of results."""
+        """Return the number of tokens that are scored."""
         return max(len(self.ids) - 1, 0)
+
+    @property
+    def own(self) -> Ids:
+        """Return the document's own tokens, int32, without a boundary token before them."""
+        return self.ids[len(self.ids) - self.tokens :]

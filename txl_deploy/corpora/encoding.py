@@ -1,8 +1,8 @@
 """Turn a document into the token ids that are scored.
 
-If the manifest names a boundary token, it is the context of a document's first token, so that every token of the
-document is scored, as lm-eval's rolling log-likelihood does with its prefix token. Otherwise the first token is only
-context.
+If the manifest names a boundary token, it is put before a document's first token, so that every token of the document
+is scored; lm-eval's rolling log-likelihood does the same with its prefix token. Without a boundary token, the first
+token is not scored.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from txl_deploy.corpora.documents import Bad, Document, Unit
 
 
 class Encoder:
-    """An encoder of documents as units.
+    """An encoder, which turns documents into units.
 
     Args:
-        vocabulary: the bundle's; without one only documents of token ids can be scored.
+        vocabulary: the bundle's vocabulary; if it is None, only documents of token ids can be scored.
     """
 
     def __init__(self, manifest: Manifest, vocabulary: Vocabulary | None) -> None:
         self._vocab_size, self._vocabulary = manifest.vocab_size, vocabulary
         boundary = manifest.boundary_token
         self._context = np.array([] if boundary is None else [boundary], np.int32)
-        self._unknown: int | None = getattr(vocabulary, "unknown", None)  # bytes know every word
+        self._unknown: int | None = getattr(vocabulary, "unknown", None)  # a byte vocabulary has no unknown words
 
     def unit(self, document: Document | Bad) -> Unit | Bad:
-        """Encode a document as a unit; bad without a vocabulary, with an unknown word, or with ids out of range."""
+        """Encode a document; return `Bad` if there is no vocabulary, a word is unknown, or an id is out of range."""
         if isinstance(document, Bad):
             return document
         try:

@@ -1,8 +1,8 @@
-"""The file of results: JSON lines, written document by document, from which an interrupted run goes on.
+"""The file of results: JSON lines, written document by document, from which an interrupted run can continue.
 
-The first line names what the results are of: model, corpus and options. Every further line is one document's
-(`totals.Scores`), in the order of computation. Only the last line can be torn, by a kill or a full disk, and it is cut
-off before the run goes on.
+The first line names the model, the corpus and the options. Every further line is the result of one document
+(`totals.Scores`), in the order of computation. Only the last line can be incomplete, after a kill or on a full disk; it
+is removed before the run continues.
 """
 
 from __future__ import annotations
@@ -15,22 +15,26 @@ import msgspec
 from txl_export.token_files import regular
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.errors import UsageError, brief, one_line
-from txl_runtime.files import lock
+from txl_runtime.system import lock
 
 from txl_deploy.console import stderr
 from txl_deploy.corpora.sources import Corpus
 from txl_deploy.corpora.totals import Scores, Totals
+from txl_deploy.retrieval.store import Store
 
 FORMAT = "txl-deploy.scores/1"
+"""Value of the field `format` in the first line."""
 LATER = {"weights", "vocabulary"}
+"""Fields of the first line that files of version 0.8.0 lack."""
 UNKNOWN = "was begun by version 0.8.0, so nothing tells whether weights and vocabulary are still the same"
+"""Warning for a file of version 0.8.0."""
 
 
-def header_of(manifest: Manifest, corpus: Corpus) -> dict[str, Any]:
-    """Return the first line: the bundle and the documents that the results are of.
+def header_of(manifest: Manifest, corpus: Corpus, store: Store | None = None) -> dict[str, Any]:
+    """Return the first line of the file, which identifies the bundle, the documents and the datastore.
 
     The model id alone does not suffice: it is the same for two int8 exports that quantised different weights, and for
-    two vocabularies. Where segments are cut changes the results.
+    two vocabularies. The segment length is included because it changes the results.
     """
     return {
         "model_id": manifest.model_id,
@@ -41,20 +45,21 @@ def header_of(manifest: Manifest, corpus: Corpus) -> dict[str, Any]:
         "field": corpus.named,
         "weights": manifest.files[manifest.weights].sha256,
         "vocabulary": manifest.files[manifest.vocabulary].sha256 if manifest.vocabulary else None,
+        "datastore": None if store is None else store.identity,
         "format": FORMAT,
     }
 
 
 class Results:
-    """A file of results that is open for writing, locked against a second run.
+    """A file of results that is open for writing, and locked so that no second run writes to it.
 
     Attributes:
-        finished: indices of documents whose results are in the file.
+        finished: indices of the documents whose results are in the file.
         totals: the sums of these results.
 
     Raises:
-        UsageError: the file exists and neither option is given; it holds something else, or is damaged; a second run
-            writes to it; or it cannot be written.
+        UsageError: the file exists and neither `resume` nor `force` is given; it is not a file of results of this run,
+            or is damaged; a second run writes to it; or it cannot be written.
     """
 
     def __init__(self, path: Path, header: dict[str, Any], resume: bool = False, force: bool = False) -> None:
@@ -91,9 +96,10 @@ class Results:
         """Append the scores as lines.
 
         Raises:
-            OSError: the disk is full; a torn line is cut off when the run goes on.
+            OSError: the disk is full; an incomplete line is removed when the run continues.
         """
-        if self._begin:  # the old content is replaced only now: a run that fails before its first result keeps it
+        # the old content is replaced only now, so that a run that fails before its first result keeps it
+        if self._begin:
             self._file.truncate(0)
         self._file.write(self._begin + b"".join(msgspec.json.encode(each) + b"\n" for each in scores))
         self._file.flush()
@@ -103,10 +109,10 @@ class Results:
             self.totals.add(each)
 
     def _read(self, header: dict[str, Any]) -> int:
-        """Read the results of an earlier run, and return the number of bytes of its whole lines.
+        """Read the results of an earlier run, and return the number of bytes of its complete lines.
 
         Raises:
-            UsageError: the file holds something else, or is damaged.
+            UsageError: the file is not a file of results of this run, or is damaged.
         """
         self._file.seek(0)
         whole = 0
@@ -157,7 +163,7 @@ class Results:
 
 
 def _is_free(file: int) -> bool:
-    """Lock a file; return True also if its file system has no locks."""
+    """Lock a file; return True if this succeeds, or if the file system has no locks."""
     try:
         return lock(file)
     except OSError:

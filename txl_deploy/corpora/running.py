@@ -1,4 +1,4 @@
-"""Score a whole corpus, from files to results."""
+"""Score a whole corpus, from its files to the results."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from txl_deploy.corpora.results import Results, header_of
 from txl_deploy.corpora.scoring import batches, on_threads, rows_of
 from txl_deploy.corpora.sources import Corpus
 from txl_deploy.corpora.totals import Scores, Totals, left_out, scores_of
+from txl_deploy.retrieval.store import Store
 
 
 def score_corpus(
@@ -28,24 +29,26 @@ def score_corpus(
     force: bool = False,
     skip_bad: bool = False,
     jobs: int = 1,
+    store: Store | None = None,
 ) -> dict[str, Any]:
-    """Score every document of a corpus that the file of results does not hold yet.
+    """Score every document of a corpus that has no result in the file of results yet.
 
     Args:
-        skip_bad: leave out documents that cannot be scored, and count them; else the first one ends the run.
+        skip_bad: True to count documents that cannot be scored, and go on; False to stop at the first one.
         jobs: number of threads that score.
+        store: a datastore to search at each position, without the rows of the document itself.
 
     Returns:
-        The sums of all results, those of earlier runs included.
+        The sums of all results, including the results of earlier runs.
 
     Raises:
         TxlError: a file cannot be read, or a document cannot be scored; results written before it are kept.
     """
-    manifest, totals, results = model.manifest, Totals(), None
+    manifest, totals, results, known = model.manifest, Totals(), None, 0
     require_tokens(manifest, "score")
     with ExitStack() as opened:
         if out is not None:
-            results = opened.enter_context(Results(out, header_of(manifest, corpus), resume, force))
+            results = opened.enter_context(Results(out, header_of(manifest, corpus, store), resume, force))
             totals = results.totals
         display = opened.enter_context(Display(of_bytes=True))
         display.stage(f"score {corpus.path.name}", corpus.size())
@@ -70,23 +73,30 @@ def score_corpus(
 
         def refuse(bad: Bad, kind: type[TxlError] = UsageError) -> None:
             if not skip_bad:
-                raise kind(f"{bad.why}; what was written is kept, for --resume --skip-bad" if results else bad.why)
+                more = "what was written is kept, for --resume --skip-bad" if results else "--skip-bad leaves it out"
+                raise kind(f"{bad.why}; {more}")
             display.warn(bad.why)
             keep([left_out(bad)])
 
         def good() -> Iterator[Unit]:
+            nonlocal known
             encoder = Encoder(manifest, model.vocabulary)
             for document in corpus.documents(is_done):
                 if isinstance(unit := encoder.unit(document), Bad):
                     refuse(unit)
                 else:
+                    known += store is not None and store.excluding(unit.own).hidden > 0
                     yield unit
 
-        work = batches(good(), rows_of(manifest), jobs)
-        for batch, found in opened.enter_context(closing(on_threads(model, work, jobs, told))):
+        work = batches(good(), 1 if store else rows_of(manifest), jobs)
+        for batch, found in opened.enter_context(closing(on_threads(model, work, jobs, told, store))):
             pairs = list(zip(batch, found, strict=True))
             keep([scores_of(unit, total) for unit, total in pairs if isinstance(total, float)])
             for unit, why in pairs:
                 if isinstance(why, str):
                     refuse(Bad(unit.index, unit.id, f"{unit.place}: {why}"), BackendError)
+        if known:
+            display.warn(f"the store has read {known:,} of these documents; each is scored without its own rows")
+        if store is not None and store.searches.told:
+            display.warn(store.searches.told)
     return totals.document()

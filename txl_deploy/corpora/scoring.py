@@ -1,4 +1,4 @@
-"""Score units on one model: as many side by side as it has rows, each from fresh memory, on several threads."""
+"""Score units with one model: as many side by side as it has sequences, each with empty memory, on several threads."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
 from queue import SimpleQueue
+from typing import Any
 
 import numpy as np
 from txl_runtime.bundle.manifest import Manifest
@@ -15,30 +16,33 @@ from txl_runtime.model import Model
 from txl_runtime.streaming.inputs import require_tokens
 
 from txl_deploy.corpora.documents import Unit
+from txl_deploy.retrieval.store import Store
 
 SEGMENTS_PER_CALL = 16
-"""Longest segments per call: memory does not depend on a document's length."""
+"""Number of longest segments per call, so that memory does not depend on a document's length."""
 MOST_DOCUMENTS = 4096
-"""Documents of a window, which is read ahead and sorted by length, so that few rows wait for a batch's longest."""
+"""Maximum number of documents in a window, which is read ahead and sorted by length, so that batches need
+less padding.
+"""
 ENOUGH_TOKENS, MOST_TOKENS = 1 << 20, 1 << 26
-"""Tokens at which a window with documents for every row ends; and those at which any window ends."""
+"""Number of tokens at which a window ends if it has documents for every row; number at which every window ends."""
 Told = Callable[[Sequence[Unit], float], None]
-"""Receives a batch and the share of it that was scored since the last call."""
+"""A function that is told a batch, and the share of the batch that was scored since the last call."""
 Scored = tuple[list[Unit], list[float | str]]
-"""A batch, and for each unit the sum of its negative log-likelihoods in nats, or the reason why there is none."""
+"""(a batch; for each of its units, the sum of negative log-likelihoods in nats, or the reason why there is none)."""
 
 
 def rows_of(manifest: Manifest) -> int:
     """Return the number of documents of different lengths that one stream of a model scores at once.
 
-    Only independent sequences whose segments may hold any number of tokens can differ in length; other models score one
-    document at a time.
+    Documents of different lengths need independent sequences, and segments in which any number of tokens may count;
+    other models score one document at a time.
     """
     return manifest.batch_size if manifest.can.run_apart and manifest.can.run_ragged else 1
 
 
 def batches(units: Iterable[Unit], rows: int, jobs: int = 1) -> Iterator[list[Unit]]:
-    """Yield units of similar length, `rows` at a time, window by window; within a window the longest come first."""
+    """Yield batches of `rows` units of similar length, window by window; in a window, the longest come first."""
     window: list[Unit] = []
     tokens, least = 0, 4 * rows * jobs
     for unit in units:
@@ -57,15 +61,19 @@ def _sorted(window: list[Unit], rows: int) -> Iterator[list[Unit]]:
 
 
 class Scorer:
-    """A model with one stream.
+    """A model with one stream, which scores units.
+
+    Args:
+        store: a datastore to search at each position. A document's own rows are hidden from it, so they are scored one
+            by one.
 
     Raises:
-        UsageError: the model cannot score.
+        UsageError: the model cannot score tokens.
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, store: Store | None = None) -> None:
         require_tokens(model.manifest, "score")
-        self.rows = rows_of(model.manifest)
+        self.rows, self._store = 1 if store else rows_of(model.manifest), store
         self._stream = model.stream(self.rows)
         self._chunk = model.segment_lengths[0] * SEGMENTS_PER_CALL
 
@@ -73,8 +81,8 @@ class Scorer:
         """Score at most `rows` units side by side.
 
         Returns:
-            For each the sum of its negative log-likelihoods in nats, or the reason why there is none. If the engine
-            fails, the units are repeated one by one, so that only the faulty one has none.
+            For each unit, the sum of its negative log-likelihoods in nats, or the reason why there is none. If the
+            engine fails, the units are scored again one by one, so that only the faulty unit has no result.
         """
         try:
             totals = self._totals(units, told)
@@ -83,8 +91,9 @@ class Scorer:
         return [total if math.isfinite(total) else _no_number(total) for total in totals]
 
     def _totals(self, units: Sequence[Unit], told: Told) -> list[float]:
-        """Sum every unit's results, in float64."""
+        """Return the sum of each unit's negative log-likelihoods, added up in float64."""
         stream, totals = self._stream, [0.0] * len(units)
+        searched: dict[str, Any] = {"datastore": self._store.excluding(units[0].own)} if self._store else {}
         stream.reset()
         most = max(len(unit.ids) for unit in units)
         for first in range(0, most - 1, self._chunk):
@@ -93,7 +102,7 @@ class Scorer:
             for row, unit in enumerate(units):
                 piece = unit.ids[first : first + columns]
                 tokens[row, : len(piece)], lengths[row] = piece, len(piece)
-            nll = stream.score(tokens) if self.rows == 1 else stream.score(tokens, lengths)
+            nll = stream.score(tokens, **searched) if self.rows == 1 else stream.score(tokens, lengths)
             for row in range(len(units)):
                 totals[row] += float(nll[row, : max(int(lengths[row]) - 1, 0)].sum(dtype=np.float64))
             told(units, (columns - 1) / (most - 1))
@@ -107,19 +116,21 @@ def _no_number(total: float) -> str:
     )
 
 
-def on_threads(model: Model, work: Iterable[list[Unit]], jobs: int, told: Told) -> Generator[Scored]:
-    """Yield batches as they are finished, by `jobs` threads with a stream each; with 1 job, by this thread."""
+def on_threads(
+    model: Model, work: Iterable[list[Unit]], jobs: int, told: Told, store: Store | None = None
+) -> Generator[Scored]:
+    """Yield batches when they are finished, from `jobs` threads with a stream each; with 1 job, from this thread."""
     if jobs == 1:
-        scorer = Scorer(model)
+        scorer = Scorer(model, store)
         for batch in work:
             yield batch, scorer.score(batch, told)
         return
     free, ended = SimpleQueue[Scorer](), threading.Event()
     for _ in range(jobs):
-        free.put(Scorer(model))
+        free.put(Scorer(model, store))
 
     def going(units: Sequence[Unit], share: float) -> None:
-        if ended.is_set():  # an interrupt reaches the main thread alone, so workers look here
+        if ended.is_set():  # only the main thread receives an interrupt, so workers check here
             raise InterruptedError
         told(units, share)
 
@@ -135,7 +146,7 @@ def on_threads(model: Model, work: Iterable[list[Unit]], jobs: int, told: Told) 
     try:
         for batch in work:
             running.add(pool.submit(score, batch))
-            if len(running) > 2 * jobs:  # for each thread one batch at work and one that waits
+            if len(running) > 2 * jobs:  # for each thread, one batch that runs and one that waits
                 done, running = wait(running, return_when=FIRST_COMPLETED)
                 yield from (each.result() for each in done)
         yield from (each.result() for each in as_completed(running))

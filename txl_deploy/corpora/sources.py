@@ -1,8 +1,8 @@
 """Read documents from a folder, or from a file of JSON lines.
 
-A folder's documents are the files directly in it, or below it with `recursive`, sorted by name; hidden ones are left
-out. The name decides the form: `.npy` holds token ids; `.jsonl` holds one document per line, `{"text": "…", "id": "…"}`
-or `{"tokens": [1, 2, 3]}`; any other file is one text.
+A folder's documents are the files directly in it, or with `recursive` also below it, sorted by name; hidden files are
+left out. The suffix decides the form: `.npy` holds token ids; `.jsonl` holds one document per line, `{"text": "…",
+"id": "…"}` or `{"tokens": [1, 2, 3]}`; any other file is one text.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from txl_runtime.streaming.checks import shown
 from txl_deploy.corpora.documents import Bad, Document, spelled
 
 HOLDING = ".jsonl"
-"""Suffix of the names of files that hold many documents."""
+"""Suffix of files that hold many documents."""
 Done = Callable[[int, int], bool]
-"""Called with a document's index and weight; True if it has a result already and is not to be read."""
+"""A function (index, weight of a document) → True if the document has a result already and need not be read."""
 TokenIds = list[Annotated[int, Meta(ge=0, lt=2**31)]]
+"""Token ids in a line of a corpus."""
 
 
 def is_corpus(path: Path) -> bool:
-    """Return True if a path holds documents, and is not one text or one row of token ids."""
+    """Return True if a path holds documents; False for a single text or a single row of token ids."""
     return path.is_dir() or path.suffix == HOLDING
 
 
@@ -40,10 +41,10 @@ class Corpus:
 
     Attributes:
         path: the folder or the file.
-        named: the field of a line that has the text or the token ids; None for `text`, else `tokens`.
-        recursive: True if folders in a folder count.
+        named: the field of a line that has the text or the token ids; None to use `text` or else `tokens`.
+        recursive: True to search folders inside the folder, too.
         files: the files to read, in this order.
-        left_out: number of folders that were found and not searched.
+        left_out: number of folders that were found but not searched.
     """
 
     path: Path
@@ -63,12 +64,12 @@ class Corpus:
         if self.path.is_dir():
             self._list(self.path)
         elif not self.path.is_file():
-            raise UsageError(f"{self.path}: no such file, expected documents to score; check the path")
+            raise UsageError(f"{self.path}: no such file, expected documents; check the path")
         else:
             self.files = [self.path]
         if not self.files:
             hint = f"; --recursive looks into its {self.left_out} folders" if self.left_out else ""
-            raise UsageError(f"{self.path}: holds no document, expected a file to score, or a folder of them{hint}")
+            raise UsageError(f"{self.path}: holds no document, expected a document, or a folder of them{hint}")
 
     def _list(self, folder: Path) -> None:
         try:
@@ -80,21 +81,22 @@ class Corpus:
                 continue
             if not entry.is_dir():
                 self.files.append(folder / entry.name)
-            elif self.recursive and not entry.is_symlink():  # a link may lead in a circle
+            elif self.recursive and not entry.is_symlink():  # a link could lead in a circle
                 self._list(folder / entry.name)
             else:
                 self.left_out += 1
 
     def name(self, file: Path) -> str:
-        """Name a file's documents by its path in the folder; bytes that are no UTF-8 are escaped."""
+        """Name a file's documents by the file's path in the folder; bytes that are not UTF-8 are escaped."""
         return spelled(file.relative_to(self.path) if file != self.path else Path(file.name))
 
     def size(self) -> int:
-        """Sum the bytes of all files; one that is no plain file counts 0."""
+        """Return the size of all files in bytes; a path that is no plain file counts 0."""
         return sum(map(_size, self.files))
 
     def identity(self) -> str:
-        """Return a SHA-256 over names, contents and the names of unreadable files; the corpus's own path is left out.
+        """Return a SHA-256 over names, contents and the names of unreadable files; the corpus's own path is not
+        included.
 
         Raises:
             UsageError: a file of many documents cannot be read.
@@ -115,11 +117,11 @@ class Corpus:
         return told.hexdigest()
 
     def documents(self, done: Done) -> Iterator[Document | Bad]:
-        """Yield all documents but those that are done, in the corpus's order.
+        """Yield all documents for which `done` returns False, in the corpus's order.
 
         Raises:
             UsageError: a file of many documents cannot be read to its end. It is not skipped, because the number of
-                documents in the rest is unknown, and every later one would have a wrong index.
+                documents in the rest is unknown, and every later document would have a wrong index.
         """
         index = 0
         for file in self.files:
@@ -143,7 +145,7 @@ class Corpus:
 
 
 def _broken_off(file: Path, documents: int, error: Exception) -> UsageError:
-    """Make the error of a file that could not be read further after `documents` documents."""
+    """Return the error for a file that could not be read further after `documents` documents."""
     return UsageError(
         f"{spelled(file)}: breaks off after {documents} documents ({getattr(error, 'strerror', None) or error}), "
         "expected to be read to its end; run the same command again once it can be read, with --resume where there is "
@@ -152,7 +154,7 @@ def _broken_off(file: Path, documents: int, error: Exception) -> UsageError:
 
 
 def _document(decoder: msgspec.json.Decoder[Any], line: bytes, named: str | None, at: Document) -> Document | Bad:
-    """Parse the document of a line; `at` has its index, name and place."""
+    """Parse one line into a document; `at` has the document's index, default name and place."""
     try:
         fields = decoder.decode(line)
         id = msgspec.json.decode(fields.get("id", b"null"), type=str | int | None)
@@ -161,15 +163,15 @@ def _document(decoder: msgspec.json.Decoder[Any], line: bytes, named: str | None
         why = str(error)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         why = f"{brief(one_line(error))}, expected a JSON object with a text or token ids"
-    return Bad(at.index, at.id, f"{at.place}: {why}; mend it, or leave such documents out with --skip-bad")
+    return Bad(at.index, at.id, f"{at.place}: {why}; mend it, or take it out")
 
 
 def content_of(fields: dict[str, msgspec.Raw], named: str | None) -> bytes | list[int]:
-    """Return the text or the token ids among the fields of an object.
+    """Return the text or the token ids from the fields of a line.
 
     Raises:
-        UsageError: there is no such field, or it could be either of two.
-        msgspec.MsgspecError: it holds something else.
+        UsageError: there is no such field, or both `text` and `tokens`.
+        msgspec.MsgspecError: the field holds neither a text nor token ids.
     """
     if named is None:
         there = [name for name in ("text", "tokens") if name in fields]
@@ -184,7 +186,7 @@ def content_of(fields: dict[str, msgspec.Raw], named: str | None) -> bytes | lis
 
 
 def _whole(file: Path, name: str, index: int) -> Document | Bad:
-    """Read a file that is one document."""
+    """Read a file that holds one document."""
     weight = _size(file)
     try:
         if file.suffix == ".npy":

@@ -1,4 +1,4 @@
-"""Define the results of documents, and add them up."""
+"""Define the result of a document, and add up results."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from txl_deploy.corpora.documents import Bad, Unit
 
 Count = Annotated[int, Meta(ge=0, lt=2**53)]
-"""Integers that every reader of JSON reads exactly."""
+"""An integer that every JSON reader reads exactly: below 2**53."""
 
 
 class Scores(Struct, frozen=True, kw_only=True):
-    """The result of a document, and a line of the file of results.
+    """The result of a document, which is one line of the file of results.
 
     Attributes:
-        index: its place in the corpus, from 0 on.
-        id: its name.
-        tokens: its number of tokens.
-        scored: number of tokens with a result: all after a boundary token, else all but the first.
-        nll: mean negative log-likelihood in nats per scored token; None if none is scored.
-        perplexity: exp of it; None beyond the range of float.
+        index: index of the document in the corpus.
+        id: the document's name.
+        tokens: the document's number of tokens.
+        scored: number of scored tokens: all tokens if the bundle has a boundary token, else all except the first.
+        nll: mean negative log-likelihood in nats per scored token; None if no token is scored.
+        perplexity: exp(nll); None beyond the range of float.
         bits_per_byte: bits per byte of the scored text; None for token ids, and if the vocabulary lacks words.
-        scored_bytes: number of bytes of that text; None for token ids.
+        scored_bytes: number of bytes of the scored text; None for token ids.
         unknown_words: number of words that the vocabulary lacks.
-        error: why there is no result; not written if there is one.
+        error: the reason why there is no result; left out if there is a result.
     """
 
     index: Count
@@ -63,7 +63,7 @@ def left_out(bad: Bad) -> Scores:
 
 
 def measures(total: float, scored: int, scored_bytes: int | None) -> dict[str, float | None]:
-    """Compute the measures of a sum of negative log-likelihoods; None for a measure that is undefined."""
+    """Compute all measures from a sum of negative log-likelihoods in nats; an undefined measure is None."""
     if not scored:
         return {"nll": None, "perplexity": None, "bits_per_token": None, "bits_per_byte": None}
     mean = total / scored
@@ -76,7 +76,7 @@ def measures(total: float, scored: int, scored_bytes: int | None) -> dict[str, f
 
 
 class Totals:
-    """The sums of results.
+    """The sums of the results of documents.
 
     Attributes:
         documents, skipped: number of documents with a result, and without one.
@@ -100,7 +100,7 @@ class Totals:
         self._is_text &= scores.scored_bytes is not None
 
     def document(self) -> dict[str, Any]:
-        """Return the sums; means are over tokens, not over documents. Keys are those of a single text, and more."""
+        """Return sums, and means over tokens, as plain data; the keys of a single text's result are among them."""
         text = self._bytes if self._is_text and not self._unknown else None
         return {
             "tokens": self._tokens,

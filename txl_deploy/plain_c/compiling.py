@@ -6,6 +6,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 from txl_runtime.errors import BackendError, one_line
@@ -18,8 +19,13 @@ def find_compiler() -> list[str]:
     """Return the compiler's command: the variable CC, or cc.
 
     Raises:
-        BackendError: no compiler was found.
+        BackendError: no compiler was found, or none can compile the comparison, which is written for POSIX.
     """
+    if sys.platform == "win32":
+        raise BackendError(
+            "a package cannot be compared with its bundle on Windows, expected POSIX; package elsewhere, or with "
+            "--unverified and run its own test"
+        )
     try:
         command = shlex.split(os.environ.get("CC", "")) or ["cc"]
     except ValueError as error:
@@ -33,7 +39,9 @@ def find_compiler() -> list[str]:
     return [str(Path(path).absolute()), *command[1:]] if os.sep in command[0] else command
 
 
-def compile_replay(compiler: list[str], folder: Path, name: str, replay: Path) -> tuple[Path, Path]:
+def compile_replay(
+    compiler: list[str], folder: Path, name: str, replay: Path, options: str = FLAGS
+) -> tuple[Path, Path]:
     """Compile a package's source, and the program that replays steps on it.
 
     Returns:
@@ -43,7 +51,7 @@ def compile_replay(compiler: list[str], folder: Path, name: str, replay: Path) -
         BackendError: the compiler refuses.
     """
     compiled, program = replay.with_name(f"{name}.o"), replay.with_suffix("")
-    flags = ["-std=c99", *FLAGS.split(), "-I."]
+    flags = ["-std=c99", *options.split(), "-I."]
     _run([*compiler, *flags, "-c", f"{name}.c", "-o", str(compiled)], folder)
     _run([*compiler, *flags, str(replay), str(compiled), "-o", str(program), "-lm", "-pthread"], folder)
     return compiled, program

@@ -213,6 +213,13 @@ def _cast(found: re.Match[str]) -> str:
     return f"{before}({kind}){whole};"
 
 
+def apart(source: str, length: int) -> str:
+    """Rename all functions and tables of a program but itself, so that programs of several L stand in one file."""
+    defined = re.findall(r"^(?:static|EMX_NODE_FN)\b[^;{=(\[]*?(\w+)(?=[\[(])", source, re.MULTILINE)
+    names = "|".join(name for name in set(defined) if not name.endswith("_program"))
+    return re.sub(rf"\b(?:{names})\b", rf"\g<0>_l{length}", source) if names else source
+
+
 def _alone(source: str, name: str) -> str:
     """Return the program with internal linkage only, without compiler warnings, and with little stack.
 
@@ -220,6 +227,7 @@ def _alone(source: str, name: str) -> str:
     """
     source = re.sub(r"rounded = \w+_maximum\(rounded, (.*)\);", r"rounded = rounded > \1 ? rounded : \1;", source)
     source = _TO_WHOLE.sub(_cast, source)
+    source = source.replace("[restrict ", "[EMX_RESTRICT ")  # which Microsoft's compiler does not take there
     source = source.replace("a > 0.0f ? a : 0.0f", "a < 0.0f ? 0.0f : a")
     source = source.replace("fmaxf(a, b)", "a < b || isnan(b) ? b : a")
     source = source.replace("fminf(a, b)", "a > b || isnan(b) ? b : a")
@@ -231,7 +239,11 @@ def _alone(source: str, name: str) -> str:
     source = re.sub(r"^const EMX_UNUSED ", "static const EMX_UNUSED ", source, flags=re.MULTILINE)
     source = re.sub(r"^static inline ", "static inline EMX_UNUSED ", source, flags=re.MULTILINE)
     before, head, body = source.partition(f"\nvoid {name}_program(")
-    return f"{before}\nstatic {head[1:]}{_in_slots(body)}"
+    given, start, rest = body.partition("{\n")
+    named = re.findall(r"(\w+)\[(?:EMX_RESTRICT )?\d+\](?:\[\d+\])*(?=[,)])", given)
+    unread = [name for name in named if not re.search(rf"\b{name}\b", rest)]
+    rest = "".join(f"    (void){name};\n" for name in unread) + rest  # of a model without state, the counts
+    return f"{before}\nstatic {head[1:]}{_in_slots(given + start + rest)}"
 
 
 def _in_slots(body: str) -> str:

@@ -9,6 +9,7 @@ DIR/test_NAME.c                      replays stored steps
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ from txl_deploy.packages import REPOSITORY, model_name, seal
 from txl_deploy.places import refuse_inside
 from txl_deploy.plain_c.compiling import code_bytes, compile_replay, find_compiler
 from txl_deploy.plain_c.generating import generate
-from txl_deploy.plain_c.rendering import ALIGNED, FLAGS, context_of, identifier, render
+from txl_deploy.plain_c.native import packed_step
+from txl_deploy.plain_c.rendering import ALIGNED, context_of, identifier, native_context_of, render
 from txl_deploy.plain_c.step import PlainStep, plain_step
 from txl_deploy.plain_c.vectors import stored_steps
 from txl_deploy.plain_c.verifying import Replay, verify
@@ -42,8 +44,11 @@ class PlainPackage:
         batch_size, segment_length: B and L of a step.
         verified: the result of the comparison with the bundle; "" if there was none.
         state_bytes, weight_bytes: bytes of one state, and of all weights.
+        start_bytes: bytes of the constants that states start as; 0 where that is zeros, or where weights hold them.
         stack_bytes, code_bytes: None if they were not measured.
         multiply_adds: number of them in a step; None if it is unknown.
+        blocks: the same for each L of the package, the longest first.
+        latency: number of positions by which outputs are later than inputs, if these come one by one.
     """
 
     folder: Path
@@ -53,9 +58,12 @@ class PlainPackage:
     verified: str
     state_bytes: int
     weight_bytes: int
+    start_bytes: int
     stack_bytes: int | None
     code_bytes: int | None
     multiply_adds: int | None
+    blocks: dict[int, int | None]
+    latency: int
 
 
 def package_c(
@@ -63,7 +71,7 @@ def package_c(
     out: Path,
     force: bool = False,
     name: str | None = None,
-    length: int | None = None,
+    lengths: Sequence[int] = (),
     batch_size: int | None = None,
     weights_file: bool = False,
     max_bytes: int | None = None,
@@ -78,10 +86,11 @@ def package_c(
         out: the folder to write; it must not exist without `force`.
         force: True to replace a package that was written before.
         name: the model's name in C; None for the bundle's.
-        length: L of a step; None for the bundle's longest.
+        lengths: L of a step, () for the bundle's longest; or several with 1 among them, into which `NAME_feed` cuts
+            blocks of any size.
         batch_size: B of a step, if the bundle leaves it open.
         weights_file: True to write the weights into a file of their own.
-        max_bytes: most bytes of state, weights, stack and code together.
+        max_bytes: most bytes of weights, start, state, stack and code together.
         unverified: True to skip compiling and comparing.
 
     Raises:
@@ -98,12 +107,18 @@ def package_c(
     compiler, listener = None if unverified else find_compiler(), listener or Silent()
     listener.stage("write the step as C")
     model = txl_runtime.load(bundle, backend="cpu", threads=1)
-    step = plain_step(model.bundle, length, batch_size)
-    context = context_of(step, generate(model.bundle, step, called), called, weights_file)
+    step = plain_step(model.bundle, lengths, batch_size)
+    packed = packed_step(model.bundle, step)
+    if packed is None:
+        shorter = [generate(model.bundle, one, f"{called}_{one.program.segment_length}") for one in step.shorter]
+        context = context_of(step, [generate(model.bundle, step, called), *shorter], called, weights_file)
+    else:
+        context = native_context_of(step, packed, called, weights_file)
+    source = "source.c" if packed is None else "native.c"
     context |= {"verified": "", "measured": None}
     _check_size(context, max_bytes)
     with publishing(out, force, REPOSITORY) as folder:
-        _write(folder, f"{called}.c", "source.c", context)
+        _write(folder, f"{called}.c", source, context)
         if weights_file:
             _write_weights(folder / f"{called}.weights", context["weights"])
         if compiler is not None:
@@ -121,9 +136,16 @@ def package_c(
             _write(folder, file, template, context)
         seal(folder, TARGET, [called], step.manifest)
     measured = context["measured"] or {}
-    sizes = (context["state_bytes"], context["weight_bytes"], measured.get("stack"), measured.get("code"))
+    sizes = (
+        context["state_bytes"],
+        context["weight_bytes"],
+        context["start_bytes"],
+        measured.get("stack"),
+        measured.get("code"),
+    )
     numbers = (context["batch_size"], context["length"], context["verified"], *sizes)
-    return PlainPackage(out, called, *numbers, context["multiply_adds"])
+    blocks = {each["length"]: each["multiply_adds"] for each in context["programs"]}
+    return PlainPackage(out, called, *numbers, context["multiply_adds"], blocks, context["latency"])
 
 
 def _verified(
@@ -134,11 +156,16 @@ def _verified(
     with tempfile.TemporaryDirectory() as place:
         replay = _write(Path(place), "replay.c", "replay.c", context)
         listener.stage("compile it")
-        compiled, program = compile_replay(compiler, folder, name, replay)
+        compiled, program = compile_replay(compiler, folder, name, replay, context["flags"])
         listener.stage("compare it with the bundle")
         with Replay([str(program), str((folder / f"{name}.weights").absolute())], context) as running:
             found = verify(model, step, running)
-        measured = {"stack": found.stack, "code": code_bytes(compiled), "flags": FLAGS, "compiler": compiler[0]}
+        measured = {
+            "stack": found.stack,
+            "code": code_bytes(compiled),
+            "flags": context["flags"],
+            "compiler": compiler[0],
+        }
     return {"verified": f"compared with the bundle over {found.said}", "measured": measured}
 
 
@@ -158,7 +185,9 @@ def _write_weights(path: Path, weights: list[dict[str, Any]]) -> None:
 def _check_size(context: dict[str, Any], most: int | None) -> None:
     """Refuse a package that is too large, by the sizes known so far."""
     measured = context["measured"] or {}
-    parts = {"weights": context["weight_bytes"], "state": context["state_bytes"]}
+    parts = {"weights": context["weight_bytes"]}
+    parts |= {"start": context["start_bytes"]} if context["start_bytes"] else {}
+    parts |= {"state": context["state_bytes"]}
     parts |= {part: measured[part] for part in ("stack", "code") if measured.get(part) is not None}
     total = sum(parts.values())
     if most is not None and total > most:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
+import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -14,13 +17,20 @@ from txl_runtime.bundle.tables import Input, Output, StateTensor
 from txl_runtime.types import Array
 
 from txl_deploy.extras import version_of
-from txl_deploy.plain_c.generating import KINDS, WEIGHTS, Generated
+from txl_deploy.plain_c.generating import KINDS, WEIGHTS, Generated, apart
+from txl_deploy.plain_c.native import Packed, native_context, native_source
 from txl_deploy.plain_c.step import PlainStep
 
 FLAGS = "-O3 -march=native -fassociative-math -fno-signed-zeros -fno-trapping-math -fno-math-errno"
 """Compiler flags for the generated C: sums in any order, NaN kept."""
+NATIVE_FLAGS = "-O3 -march=native -ffp-contract=fast -fno-trapping-math -fno-math-errno"
+"""Compiler flags for a Transformer-XL's own step, whose sums have an order of their own."""
 ALIGNED = 64
 """Weights in a file of their own begin at multiples of this number of bytes."""
+TYPES = WEIGHTS | {np.dtype(np.int8): "int8_t", np.dtype(np.int32): "int32_t"}
+"""Types of weights, and their names in C."""
+TOLD = ("trainer", "normaliser", "clip_actions", "rescale_actions", "clip_observations", "rest")
+"""Fields of a manifest's `family` that the header shows besides."""
 _TAKEN = re.findall(
     r"\S+",
     """
@@ -43,8 +53,12 @@ def identifier(name: str) -> str:
     return f"{found}_" if found in _TAKEN else found
 
 
-def context_of(step: PlainStep, generated: Generated, name: str, weights_file: bool) -> dict[str, Any]:
-    """Build the values that the templates read, without what is measured and stored later."""
+def context_of(step: PlainStep, generated: Sequence[Generated], name: str, weights_file: bool) -> dict[str, Any]:
+    """Build the values that the templates read, without what is measured and stored later.
+
+    Args:
+        generated: the program of the step, and of each shorter one.
+    """
     manifest, program = step.manifest, step.program
     batch, length = manifest.batch_size, program.segment_length
     lockstep, exact = not manifest.can.run_apart, not manifest.can.run_ragged
@@ -55,20 +69,22 @@ def context_of(step: PlainStep, generated: Generated, name: str, weights_file: b
     outputs = [_entry(each, names[each.name], batch, length) for each in manifest.outputs]
     states: list[dict[str, Any]] = []
     weights: list[dict[str, Any]] = []
-    offset = 0
+    offset = start_bytes = 0
     for state in step.states:
         values, start, ctype = math.prod(state.shape), step.starts[state.name], KINDS[state.dtype]
         outer = math.prod(state.shape[: state.batch_axis or 0])
         one = math.prod(state.sequence_shape)
+        start_bytes += 0 if start is None else start.nbytes
         states.append(
             {"name": names[state.name], "ctype": ctype, "shape": state.shape, "many": values, "outer": outer}
             | {"one": one, "bytes": f"{one // outer} * sizeof({ctype})", "shared": state.batch_axis is None}
             | {"start": "" if start is None else literals(start), "table": state}
         )
-    for number, array in enumerate(generated.weights):
+    distinct = {key: array for one in generated for key, array in zip(keys_of(one.weights), one.weights, strict=True)}
+    for number, array in enumerate(distinct.values()):
         text = "" if weights_file else literals(array)
         weights.append(
-            {"name": f"weight_{number}", "ctype": WEIGHTS[array.dtype], "many": array.size, "text": text}
+            {"name": f"weight_{number}", "ctype": TYPES[array.dtype], "many": array.size, "text": text}
             | {"offset": offset, "array": array}
         )
         offset += -(-array.nbytes // ALIGNED) * ALIGNED if weights_file else array.nbytes
@@ -84,11 +100,22 @@ def context_of(step: PlainStep, generated: Generated, name: str, weights_file: b
     where |= {each.output: f"state->{names[each.name]}[next]" for each in step.states}
     where |= {each["input"]: f"state->{each['name']}" for each in counters}
     where |= {each.name: "running" for each in manifest.inputs if each.role == "valid"}
-    arguments = [_cast(where[spec.name], KINDS[spec.dtype], spec.fixed, True) for spec in program.inputs]
-    for each in weights:
-        place = f"(const void *)((const char *)state->weights + {each['offset']})" if weights_file else each["name"]
-        arguments.append(_cast(place, each["ctype"], each["array"].shape, True))
-    arguments += [_cast(where[spec.name], KINDS[spec.dtype], spec.fixed, False) for spec in program.outputs]
+    stored = {
+        key: (f"(const void *)((const char *)state->weights + {each['offset']})" if weights_file else each["name"])
+        for key, each in zip(distinct, weights, strict=True)
+    }
+    programs = []
+    for number, made in enumerate(generated):
+        part = (step, *step.shorter)[number].program
+        taken = [_cast(where[spec.name], KINDS[spec.dtype], spec.fixed, True) for spec in part.inputs]
+        for key, array in zip(keys_of(made.weights), made.weights, strict=True):
+            taken.append(_cast(stored[key], TYPES[array.dtype], array.shape, True))
+        taken += [_cast(where[spec.name], KINDS[spec.dtype], spec.fixed, False) for spec in part.outputs]
+        size, called = part.segment_length, f"{name}_{part.segment_length}" if number else name
+        programs.append(
+            {"name": f"{called}_program", "length": size, "arguments": taken, "multiply_adds": made.multiply_adds}
+            | {"text": apart(made.source, size) if number else made.source}
+        )
     return {
         "name": name,
         "upper": name.upper(),
@@ -100,6 +127,10 @@ def context_of(step: PlainStep, generated: Generated, name: str, weights_file: b
         "exact": exact,
         "shared": any(state["shared"] for state in states),
         "partial": (batch > 1 and not lockstep) or (length > 1 and not exact),
+        "several": bool(step.shorter),
+        "told": _told(manifest.family),
+        **{key: _number(manifest.family.get(key)) for key in ("rate", "clip_actions")},
+        "latency": 0 if step.shorter else max((each["ahead"] for each in inputs), default=0) + length - 1,
         "inputs": inputs,
         "outputs": outputs,
         "states": states,
@@ -107,12 +138,51 @@ def context_of(step: PlainStep, generated: Generated, name: str, weights_file: b
         "weights": weights,
         "weights_file": weights_file,
         "weight_bytes": offset,
+        "start_bytes": start_bytes,
         "state_bytes": -(-plain // 8) * 8 if weights_file else plain,
-        "multiply_adds": generated.multiply_adds,
-        "program": generated.source,
-        "arguments": arguments,
+        "multiply_adds": generated[0].multiply_adds,
+        "programs": programs,
         "flags": FLAGS,
+        "native": None,
     }
+
+
+def keys_of(arrays: Iterable[Array]) -> list[tuple[Any, bytes, int]]:
+    """Return for each array its dtype, its bytes, and how many before it are the same: programs share one of a key.
+
+    Two arrays of one program never share, since its parameters are `restrict`, and the native step counts them.
+    """
+    met, found = Counter[tuple[Any, bytes]](), list[tuple[Any, bytes, int]]()
+    for array in arrays:
+        key = array.dtype, array.tobytes()
+        found.append((*key, met[key]))
+        met[key] += 1
+    return found
+
+
+def native_context_of(step: PlainStep, packed: Packed, name: str, weights_file: bool) -> dict[str, Any]:
+    """Build the values that the templates read for a Transformer-XL's own step."""
+    native = native_context(packed, step)
+    generated = Generated(native_source(), tuple(packed.arrays), native["products"])
+    context = context_of(step, [generated], name, weights_file)
+    state_bytes = native["state_bytes"]
+    if weights_file:
+        state_bytes = -(-state_bytes // 8) * 8 + 8
+    return context | {"native": native, "state_bytes": state_bytes, "start_bytes": 0, "flags": NATIVE_FLAGS}
+
+
+def _told(family: Mapping[str, Any]) -> list[str]:
+    """Write what a training says of its environment as lines of a comment, whatever a stranger's bundle has there."""
+    found: list[tuple[str, Any]] = [(key, family[key]) for key in TOLD if key in family]
+    for key in ("observations", "actions"):
+        entries = family.get(key)
+        found += [(key, entry) for entry in (entries if isinstance(entries, list) else [])]
+    return [f"{key}: {json.dumps(value)}".replace("*/", "* /").replace("/*", "/ *") for key, value in found]
+
+
+def _number(value: Any) -> float | None:
+    known = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    return float(value) if known else None
 
 
 def render(template: str, context: Mapping[str, Any]) -> str:
@@ -136,6 +206,7 @@ def _float(value: float) -> str:
 def _entry(entry: Input | Output, name: str, batch: int, length: int) -> dict[str, Any]:
     shape, ctype = entry.sizes(batch, length), KINDS[entry.dtype]
     found = {"name": name, "ctype": ctype, "shape": shape, "many": math.prod(shape), "ahead": entry.axes.ahead}
+    found["each"] = math.prod(shape) // (length + entry.axes.ahead) if entry.axes.positions else math.prod(shape)
     found["vocab"] = entry.vocab if isinstance(entry, Input) else None
     return found | {"blanks": _blanks(entry.axes, shape, ctype), "table": entry}
 

@@ -10,7 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from txl_export.proof.input_source import InputSource
 from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.streaming.stream import Stream
 from txl_runtime.types import Array, Ids
+
+from txl_deploy.plain_c.step import PlainStep
 
 MIXED = 48
 """Segments of all kinds, after those that fill the memory."""
@@ -31,14 +34,15 @@ def filling(manifest: Manifest, length: int) -> int:
     return min(FILLING[1], math.ceil(manifest.memory_length / length)) or FILLING[0]
 
 
-def segments(manifest: Manifest, length: int, whole: int, mixed: int, seed: int) -> Iterator[Segment]:
+def segments(step: PlainStep, whole: int, mixed: int, seed: int) -> Iterator[Segment]:
     """Yield `whole` whole segments, then `mixed` of all kinds."""
+    manifest, length = step.manifest, step.program.segment_length
     draws, batch, can = np.random.default_rng(seed), manifest.batch_size, manifest.can
     source = InputSource(manifest, None, draws)
     for number in range(-whole, mixed):
         counts, which = np.full(batch, length, np.int32), np.zeros(batch, np.bool_)
         if number >= 0:
-            if can.run_ragged and number % 2:
+            if step.takes_less and number % 2:
                 counts[:] = draws.integers(1, length + 1, batch if can.run_apart else 1)
             if number % 4 == 3:
                 idle = draws.random(batch) < 0.5 if batch > 1 and can.run_apart else np.ones(batch, np.bool_)
@@ -46,3 +50,17 @@ def segments(manifest: Manifest, length: int, whole: int, mixed: int, seed: int)
             if number % 8 == 6:
                 which[:] = draws.random(batch) < 0.5 if batch > 1 and can.run_apart else True
         yield Segment(which, counts, source.take(batch, length))
+
+
+def expected(stream: Stream, step: PlainStep, segment: Segment) -> dict[str, Array]:
+    """Run a segment on the bundle; where only shorter steps take its positions, fed and filled up with zeros."""
+    count = int(segment.counts[0])
+    if not step.shorter or count in (0, step.program.segment_length):
+        return stream.run(segment.inputs, lengths=segment.counts)
+    manifest, found = step.manifest, {}
+    fed = {entry.name: segment.inputs[entry.name][entry.axes.window(0, count)] for entry in manifest.given}
+    outputs = stream.feed(fed)
+    for entry in manifest.outputs:
+        found[entry.name] = np.zeros(entry.sizes(1, step.program.segment_length), np.dtype(entry.dtype))
+        found[entry.name][entry.axes.window(0, count)] = outputs[entry.name]
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +11,7 @@ from txl_engines.composing import compose, whole_programs
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.open_batch import smaller
 from txl_runtime.bundle.reading import Bundle
-from txl_runtime.bundle.tables import Program, StateTensor
+from txl_runtime.bundle.tables import Input, Output, Program, StateTensor
 from txl_runtime.errors import UsageError
 from txl_runtime.streaming.state import initial_values
 from txl_runtime.types import Array
@@ -26,6 +27,8 @@ class PlainStep:
         graph: an ONNX file's bytes; its weights lie in the bundle's weight file.
         states: the states that go from step to step, as whole tensors; memory is rolled.
         starts: a sequence's initial value of each state, by name; None for zeros.
+        shorter: steps of smaller L, the longest first, into which the rest of a block is cut; each has the states of
+            this one.
     """
 
     manifest: Manifest
@@ -33,13 +36,19 @@ class PlainStep:
     graph: bytes
     states: tuple[StateTensor, ...]
     starts: dict[str, Array | None]
+    shorter: tuple[PlainStep, ...] = ()
+
+    @property
+    def takes_less(self) -> bool:
+        """True if a call may have fewer positions than L."""
+        return bool(self.shorter) or self.manifest.can.run_ragged
 
 
-def plain_step(bundle: Bundle, length: int | None, batch_size: int | None) -> PlainStep:
+def plain_step(bundle: Bundle, lengths: Sequence[int], batch_size: int | None) -> PlainStep:
     """Return the step of a bundle with L and B fixed.
 
     Args:
-        length: L; None for the bundle's longest.
+        lengths: L, or several, into which blocks of any size are cut; () for the bundle's longest.
         batch_size: B, needed if the bundle leaves it open.
 
     Raises:
@@ -48,7 +57,8 @@ def plain_step(bundle: Bundle, length: int | None, batch_size: int | None) -> Pl
     """
     update = whole_update(bundle.manifest)
     manifest = _of_batch(bundle.manifest, update, batch_size)
-    source = _source(manifest, update, length)
+    longest, *rest = sorted(set(lengths), reverse=True) or manifest.segment_lengths[:1]
+    source = _source(manifest, update, longest)
     for spec in (*source.inputs, *source.outputs):
         if spec.dtype in ("float16", "bfloat16"):
             raise UsageError(f"{spec.name} is {spec.dtype}, which C99 has no type for; export the model in fp32")
@@ -58,7 +68,33 @@ def plain_step(bundle: Bundle, length: int | None, batch_size: int | None) -> Pl
         start = np.ascontiguousarray(state.axes.one(_whole_start(state, initial[state.name]), 0), np.dtype(state.dtype))
         starts[state.name] = start if start.any() else None
     graph = compose(dataclasses.replace(bundle, manifest=manifest), source)
-    return PlainStep(manifest, source, graph, states, starts)
+    step = PlainStep(manifest, source, graph, states, starts)
+    if not rest:
+        return step
+    _check_cutting(step, [source.segment_length, *rest])
+    return dataclasses.replace(step, shorter=tuple(plain_step(bundle, [one], batch_size) for one in rest))
+
+
+def _check_cutting(step: PlainStep, lengths: Sequence[int]) -> None:
+    """Refuse several lengths where the positions of a block are not one after another in each array."""
+    manifest = step.manifest
+    given = f"--segment-length is {', '.join(map(str, lengths))}"
+    if lengths[-1] != 1:
+        raise UsageError(f"{given}, expected 1 among them, into which any rest can be cut; give --segment-length 1 too")
+    if manifest.batch_size != 1 or manifest.can.run_ragged or manifest.counters:
+        raise UsageError(
+            f"{given}: several lengths are for one sequence of a model with exact lengths; give --batch-size 1, or one "
+            "--segment-length"
+        )
+    entries: list[Input | Output] = [*manifest.given, *manifest.outputs]
+    for entry in entries:
+        before = entry.shape[: entry.axes.positions[0]] if entry.axes.positions else [0]
+        ahead, ids = entry.axes.ahead, isinstance(entry, Input) and entry.vocab
+        if any(size not in ("B", 1) for size in before) or ahead or ids or len(entry.axes.positions) > 1:
+            raise UsageError(
+                f"{given}: {entry.name} is {list(entry.shape)}, expected features whose first axes are B and L, "
+                "without look-ahead; give one --segment-length"
+            )
 
 
 def whole_update(manifest: Manifest) -> str:
@@ -81,15 +117,15 @@ def whole_update(manifest: Manifest) -> str:
     return rules[0]
 
 
-def _source(manifest: Manifest, update: str, length: int | None) -> Program:
-    """Find the program that returns all results of all positions; without a length the longest one."""
+def _source(manifest: Manifest, update: str, length: int) -> Program:
+    """Find the program that returns all results of all positions."""
     lengths = manifest.segment_lengths
-    if length is not None and length not in lengths:
+    if length not in lengths:
         raise UsageError(f"the segment length is {length}, this bundle has {', '.join(map(str, lengths))}; choose one")
     return next(
         program
         for program in whole_programs(manifest, update)
-        if program.kind in ("step", "logprobs") and program.segment_length == (length or lengths[0])
+        if program.kind in ("step", "logprobs") and program.segment_length == length
     )
 
 

@@ -14,7 +14,7 @@ from txl_runtime.selftest import reached, translated
 from txl_runtime.types import Array
 
 from txl_deploy.plain_c.rendering import literals
-from txl_deploy.plain_c.segments import segments
+from txl_deploy.plain_c.segments import expected, segments
 from txl_deploy.plain_c.step import PlainStep
 
 STEPS, PLACES = 24, 64
@@ -63,19 +63,19 @@ def _fits(vectors: Mapping[str, Array], step: PlainStep) -> bool:
     """Return True if all stored steps can run with this L and B."""
     length, batch, can = step.program.segment_length, step.manifest.batch_size, step.manifest.can
     lengths, stored = vectors["length"], vectors["counts"].shape[1]
-    fits = (lengths <= length).all() if can.run_ragged else (lengths == length).all()
+    fits = (lengths <= length).all() if step.takes_less else (lengths == length).all()
     return bool(fits) and (stored >= batch if can.run_apart else stored == batch)
 
 
 def _recorded(model: Model, step: PlainStep) -> dict[str, Array]:
     """Run steps of the bundle on this machine, in the layout of its own vectors."""
     manifest, length = step.manifest, step.program.segment_length
-    stream, steps = model.stream(manifest.batch_size), list(segments(manifest, length, 0, STEPS, 1))
+    stream, steps = model.stream(manifest.batch_size), list(segments(step, 0, STEPS, 1))
     results = []
     for each in steps:
         if each.which.any():
             stream.reset(np.flatnonzero(each.which))
-        results.append(stream.run(each.inputs, lengths=each.counts))
+        results.append(expected(stream, step, each))
     found: dict[str, Array] = {
         "length": np.full(len(steps), length),
         "counts": np.stack([each.counts for each in steps]),

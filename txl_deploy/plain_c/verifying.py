@@ -27,7 +27,7 @@ from txl_runtime.model import Model
 from txl_runtime.starting import APART, environment
 from txl_runtime.types import Array, Ids
 
-from txl_deploy.plain_c.segments import MIXED, Segment, filling, segments
+from txl_deploy.plain_c.segments import MIXED, Segment, expected, filling, segments
 from txl_deploy.plain_c.step import PlainStep
 
 UNCOUNTED = "outputs of what does not count (bits)"
@@ -123,15 +123,15 @@ def verify(model: Model, step: PlainStep, replay: Replay) -> Verified:
         if entry.role == "logprobs"
     }
     whole, before = filling(manifest, length), dict[str, Array]()
-    for number, segment in enumerate(segments(manifest, length, whole, MIXED, 0), 1):
+    for number, segment in enumerate(segments(step, whole, MIXED, 0), 1):
         if segment.which.any():
             stream.reset(np.flatnonzero(segment.which))
             before = {}
-        expected = stream.run(segment.inputs, lengths=segment.counts)
+        wanted = expected(stream, step, segment)
         poison = segment._replace(inputs=poisoned(manifest, segment.inputs, segment.counts))
         found, states = replay.run(poison, number % facts.every == 0 or number >= whole)
         for entry in manifest.outputs:
-            _compare(entry, errors, distributions, (expected[entry.name], found[entry.name]), segment.counts)
+            _compare(entry, errors, distributions, (wanted[entry.name], found[entry.name]), segment.counts)
             cleared = found[entry.name].copy()
             entry.axes.clear_uncounted(cleared, segment.counts)
             bits.compare(UNCOUNTED, {entry.name: cleared}, {entry.name: found[entry.name]})

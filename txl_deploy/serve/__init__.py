@@ -1,1 +1,1 @@
-"""`txl-deploy serve`: serve many sessions on the rows of one stream, with an interface that existing clients speak."""
+"""`txl-deploy serve`: serve many sessions on the rows of one stream, through an HTTP interface that clients know."""

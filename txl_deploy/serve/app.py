@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
 
-from txl_deploy.serve import front_page, models, named
+from txl_deploy.serve import front_page, models, named, neighbours
 from txl_deploy.serve.completions import chat, completions
 from txl_deploy.serve.guard import Guard
 from txl_deploy.serve.logs import Log
@@ -16,6 +16,7 @@ from txl_deploy.serve.playground import pages, tab_connection
 from txl_deploy.serve.service import Service
 
 Endpoint = Callable[[Request], Awaitable[Response]]
+"""A function that answers a request."""
 ENDPOINTS: dict[str, dict[str, Endpoint]] = {
     front_page.PATH: {"GET": front_page.page},
     "/v1/completions": {"POST": completions},
@@ -28,6 +29,7 @@ ENDPOINTS: dict[str, dict[str, Endpoint]] = {
     "/v1/sessions/{name}/cancel": {"POST": named.cancel},
     "/v1/sessions/{name}/copy": {"POST": named.copy},
     "/v1/sessions/{name}/run": {"POST": named.run},
+    "/v1/neighbours": {"POST": neighbours.neighbours},
     "/tokenize": {"POST": models.tokenize},
     "/detokenize": {"POST": models.detokenize},
     "/tokenizer_info": {"GET": models.tokenizer_info},

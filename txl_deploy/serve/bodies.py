@@ -1,4 +1,4 @@
-"""Read a request's body whole, within limits of bytes and time."""
+"""Read the whole body of a request, within limits of size and time."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from txl_deploy.serve.errors import ApiError
 
 JSON = "application/json"
 BODY_BYTES = 1 << 20
-"""Most bytes of a body; a session's state may have the size of a full one."""
+"""Maximum size of a body in bytes, 1 MiB; a body with a session's state may be as large as a full state."""
 BODY_SECONDS = 20
-"""Seconds within which a body has to arrive."""
+"""Seconds within which a body must arrive."""
 DROPPED = 64 << 20
-"""Bytes beyond the limit that are read and dropped: a client that is still sending would not see the answer."""
+"""Bytes beyond the limit that are read and dropped, 64 MiB: a client that is still sending would miss the answer."""
 
 
 async def read_json(request: Request) -> bytes:
-    """Read the body of a request that declares JSON: a page in a browser cannot send that unasked.
+    """Read the body of a request that declares JSON, which a foreign web page cannot send without the browser asking
+    first.
 
     Raises:
-        ApiError: the body is something else, or `read_body` raises it.
+        ApiError: the content type is not JSON, or `read_body` refuses the body.
     """
     kind = content_type(request)
     if kind != JSON:
@@ -34,8 +35,8 @@ async def read_body(request: Request, most: int = BODY_BYTES) -> bytes:
     """Read the body of a request, of at most `most` bytes.
 
     Raises:
-        ApiError: it has more bytes, or takes too long.
-        ClientGoneError: the client disconnected before all of it had arrived.
+        ApiError: the body has more bytes, or takes too long.
+        ClientGoneError: the client disconnected before the whole body had arrived.
     """
     declared = request.headers.get("content-length", "")
     hopeless = declared.isdecimal() and (len(declared) > 18 or int(declared) > most + DROPPED)

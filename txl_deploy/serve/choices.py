@@ -1,9 +1,9 @@
 """Turn the runtime's events into one text of a completion, its log-probabilities and its finish reason.
 
-Log-probabilities have the classic form of completions: four lists of the same length, `tokens`, `token_logprobs`,
-`top_logprobs` and `text_offset`, with null for a token that nothing precedes. With `return_token_ids` there are two
-more: `token_ids`, and `top_token_ids`, the ids of the names in `top_logprobs`. All are kept as JSON, which takes a
-tenth of the memory of Python's numbers.
+Log-probabilities have the form of OpenAI's completions: four lists of the same length, `tokens`, `token_logprobs`,
+`top_logprobs` and `text_offset`, with null for a token without a predecessor. With `return_token_ids` there are two
+more lists: `token_ids`, and `top_token_ids`, the ids of the names in `top_logprobs`. The lists are kept as JSON, which
+takes a tenth of the memory that Python's numbers would take.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from txl_runtime.types import Ids
 from txl_deploy.serve.orders import Order
 
 COLUMNS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+"""Names of the lists of log-probabilities, as in OpenAI's completions."""
 ID_COLUMNS = ("token_ids", "top_token_ids")
 """Columns that `return_token_ids` adds."""
 
 
 class Columns:
-    """Log-probabilities as JSON, entry by entry.
+    """A collector of log-probabilities, one entry per token, as JSON.
 
     Args:
-        ids: True if entries hold ids as well.
+        ids: True if entries also hold token ids.
     """
 
     def __init__(self, ids: bool = False) -> None:
@@ -38,13 +39,13 @@ class Columns:
         return bool(self._parts["tokens"])
 
     def add(self, entries: Sequence[tuple[object, ...]]) -> None:
-        """Add entries (token, log-probability, most probable ones, offset); with ids (…, id, most probable ids)."""
+        """Add entries (token, log-probability, most probable tokens, offset); with ids also (…, id, their ids)."""
         if entries:
             for part, column in zip(self._parts.values(), zip(*entries, strict=True), strict=True):
                 part.append(msgspec.json.encode(column)[1:-1])
 
     def document(self) -> dict[str, Raw]:
-        """Return all entries so far."""
+        """Return all entries so far, as one JSON list for each column."""
         return {name: Raw(b"[" + b",".join(part) + b"]") for name, part in self._parts.items()}
 
 
@@ -54,17 +55,17 @@ class Choice:
     Attributes:
         fed: number of tokens of the prompt.
         drawn: number of tokens generated.
-        seen: number of positions that its session has read in all, once the text has ended.
-        ended: the runtime's reason for the end; "" before it.
-        reason: "stop" or "length" for a whole text; else "".
+        seen: number of positions that the session has read in all; set when the text has ended.
+        ended: the runtime's reason why the text ended; "" while it runs.
+        reason: "stop" or "length" if the text is complete; else "".
     """
 
     def __init__(self, order: Order, prompt: Ids, pieces: TokenTexts) -> None:
         self._prompt, self._pieces, self._logprobs, self._ids = prompt, pieces, order.logprobs, order.ids
         self._text, self._stop_tokens = TextStream(order.stops), frozenset(order.stop_tokens)
         self._ready: list[str] = []
-        self._sent = 0  # characters of the answer that no later token changes
-        self._entries: deque[tuple[int, tuple[object, ...]]] = deque()  # (offset in the text, its columns)
+        self._sent = 0  # number of characters of the answer that later tokens cannot change
+        self._entries: deque[tuple[int, tuple[object, ...]]] = deque()  # (offset in the text, the entry's columns)
         self._echoed = len(prompt)
         self.fed, self.drawn, self.seen = len(prompt), 0, 0
         self.ended = self.reason = ""
@@ -88,7 +89,9 @@ class Choice:
             self.reason = "stop" if self._text.stopped else event.reason if event.reason in ("stop", "length") else ""
 
     def part(self, columns: Columns) -> str:
-        """Return the text that became final since the last call; add entries of tokens that begin there."""
+        """Return the text that became final since the last call; add entries of tokens that begin in it to
+        `columns`.
+        """
         text = "".join(self._ready)
         self._ready.clear()
         whole = bool(self.ended) and not self._text.stopped
@@ -104,7 +107,7 @@ class Choice:
             self._sent += len(text)
 
     def _echo(self, upto: int) -> None:
-        """Echo the prompt's tokens before `upto`, those without a log-probability."""
+        """Echo the prompt's tokens before index `upto`, which have no log-probability."""
         for token in self._prompt[self._echoed : upto].tolist():
             self._entry(token, None)
             self._certain(self._text.echo(self._pieces.bytes_of(token)))
@@ -127,8 +130,9 @@ class Choice:
         self._certain(self._text.feed(self._pieces.bytes_of(event.id)))
 
     def _entry(self, token: int, logprob: float | None, best: Sequence[tuple[int, float]] | None = None) -> None:
-        """Add a token, its log-probability, and the most probable ones with itself by name; of two with one name the
-        more probable. A token without a log-probability has null in their place.
+        """Add the entry of a token: its log-probability, and those of the most probable tokens and itself, by name.
+
+        If two tokens have the same name, the more probable one is kept. A token without a log-probability has null.
         """
         if self._logprobs is None:
             return

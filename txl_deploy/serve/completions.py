@@ -1,4 +1,4 @@
-"""POST /v1/completions: texts that go on, with log-probabilities, whole or piece by piece."""
+"""POST /v1/completions: continuations of prompts, with log-probabilities, as one answer or as a stream of pieces."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from txl_deploy.serve.orders import Order, boundary, read_order
 from txl_deploy.serve.service import Noted, Service, noted_of, service_of
 
 REQUEST_SECONDS = 600
-"""Seconds from a request's headers to the end of computing for it; sending takes as long as its client does."""
+"""Maximum seconds from a request's headers to the end of its computation; sending the answer may take longer."""
 ENDED = {
     "timeout": (408, f"the request took more than {REQUEST_SECONDS} s, the most; ask for less"),
     "closed": (503, "the session or the server was closed before the end; try again"),
     "cancelled": (503, "the request was cancelled before its end; try again"),
 }
-"""Ends of a request that leave no whole answer."""
+"""For each reason that leaves an incomplete answer: the HTTP status and the message."""
 AGAIN = 0.5
-"""Seconds between two tries to submit a text that found no room after others of its request."""
+"""Maximum number of seconds between two attempts to submit a further text of a request when there is no room."""
 QUEUED = 4
-"""Batches of events that wait for a client; when as many wait, the request itself pauses."""
+"""Maximum number of batches of events that wait for a client; then the request itself pauses."""
 
 
 _Arrived: TypeAlias = "asyncio.Queue[tuple[int, list[Event]] | BaseException]"
@@ -44,7 +44,7 @@ _Arrived: TypeAlias = "asyncio.Queue[tuple[int, list[Event]] | BaseException]"
 async def completions(request: Request) -> Response:
     """POST /v1/completions."""
     service, noted = service_of(request), noted_of(request)
-    order = read_order(await read_json(request), service.model, service.settings)
+    order = read_order(await read_json(request), request.headers, service.model, service.settings)
     answer = _Answer(service, order, noted)
     await answer.submit()
     if order.stream:
@@ -53,13 +53,13 @@ async def completions(request: Request) -> Response:
 
 
 async def chat(request: Request) -> Response:
-    """POST /v1/chat/completions: refused with advice, since many clients try it first."""
+    """POST /v1/chat/completions: refused with advice, because many clients try this address first."""
     said = "a bundle has no chat template, expected a text that goes on; put the messages into one prompt, and use "
     raise ApiError(404, f"{said}POST /v1/completions", code="no_chat_template")
 
 
 class _Answer:
-    """The texts of one request, on their way."""
+    """The answer to one request while its texts are computed."""
 
     def __init__(self, service: Service, order: Order, noted: Noted) -> None:
         self._service, self._order, self._noted = service, order, noted
@@ -68,10 +68,10 @@ class _Answer:
         self._created = int(time.time())
 
     async def submit(self) -> None:
-        """Submit the first texts to the runtime, at most one per row: other requests are served in between.
+        """Submit the first texts to the runtime, at most one per row, so that other requests are served in between.
 
         Raises:
-            ApiError: a text is refused; those before it are cancelled.
+            ApiError: a text is refused; the texts before it are cancelled.
         """
         order, service = self._order, self._service
         if order.session is not None and not len(order.prompts[0]):
@@ -89,14 +89,14 @@ class _Answer:
             raise
 
     async def _submit(self, index: int, patient: bool = False) -> None:
-        """Submit one text to the runtime; a patient one waits for room, as long as the request may take."""
+        """Submit one text to the runtime. If `patient`, wait for room until the request's time is over."""
         service, order = self._service, self._order
         while True:
             left = REQUEST_SECONDS - (time.monotonic() - self._noted.began)
             if left <= 0:
                 raise _ended("timeout")
             try:
-                wanted = order.request(index, service.pieces, left)
+                wanted = order.request(index, service.pieces, left, service.settings.lookup, service.datastore)
                 self._tickets[index] = await service.front.submit(wanted, order.session, self._look)
                 return
             except Busy as error:
@@ -105,7 +105,9 @@ class _Answer:
                 await asyncio.sleep(min(error.retry_after, AGAIN))
 
     def _look(self, sessions: Sessions) -> None:
-        """Refuse a request whose session is not where its client believes, or is one too many of its tab."""
+        """Refuse a request if its session is not where the client states, or its tab has too many sessions
+        or requests.
+        """
         order = self._order
         self._service.tabs.check(order.session, sessions, asking=True)
         if order.session is None or order.seen is None:
@@ -122,18 +124,18 @@ class _Answer:
             )
 
     async def _begun(self, order: Order) -> Order:
-        """Replace an empty prompt of a new session by the boundary token; an old one goes on with its last token."""
+        """Replace an empty prompt of a new session by the boundary token; an existing one continues its last token."""
         known = await self._service.front.call(lambda sessions: order.session in sessions)
         return order if known else replace(order, prompts=(boundary(self._service.model),))
 
     def cancel(self) -> None:
-        """Cancel the texts that still run."""
+        """Cancel the texts that are still running."""
         for ticket in self._tickets.values():
             ticket.cancel()
         self._noted.completion_tokens = sum(choice.drawn for choice in self._choices)
 
     async def whole(self) -> Response:
-        """Return the answer in one piece."""
+        """Return the complete answer as one JSON document."""
         texts = [list[str]() for _ in self._choices]
         columns = [Columns(self._order.ids) for _ in self._choices]
         async with aclosing(self._progress()) as progress:
@@ -146,10 +148,10 @@ class _Answer:
         return json_response({**self._head(), "choices": documents, "usage": self._usage(), **self._standing()})
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
-        """Yield the answer as server-sent events; an error after the first event becomes the last one.
+        """Yield the answer as server-sent events; an error after the first event is sent as the last event.
 
         Raises:
-            TxlError: nothing was sent before it.
+            TxlError: an error before the first event.
         """
         head, begun = self._head(), False
         usage = {"usage": None} if self._order.usage else {}
@@ -173,7 +175,7 @@ class _Answer:
 
     async def _progress(self) -> AsyncGenerator[int, None]:
         """Yield the index of a text whenever it has new events, until all have ended."""
-        if len(self._choices) == 1:  # needs no queue
+        if len(self._choices) == 1:  # one text needs no queue
             try:
                 async for batch in self._tickets[0].batches():
                     self._take(0, batch)
@@ -203,7 +205,7 @@ class _Answer:
             self.cancel()
 
     async def _lane(self, index: int, rest: Iterator[int], arrived: _Arrived) -> None:
-        """Run one text after another, until none is left."""
+        """Run one text after the other until no text is left."""
         try:
             while index >= 0:
                 async for events in self._tickets[index].batches():
@@ -211,7 +213,7 @@ class _Answer:
                 index = next(rest, -1)
                 if index >= 0:
                     await self._submit(index, patient=True)
-        except Exception as error:  # the consumer of the queue raises it
+        except Exception as error:  # passed on: whoever reads the queue raises it
             await arrived.put(error)
 
     def _take(self, index: int, events: list[Event]) -> None:
@@ -222,7 +224,7 @@ class _Answer:
             self._noted.first_seconds = time.monotonic() - self._noted.began
 
     def _check(self, index: int) -> None:
-        """Raise the error of a text that ended before its end."""
+        """Raise the error of a text that ended before it was complete."""
         ended = self._choices[index].ended
         if ended == "error":
             said = self._tickets[index].ticket.error
@@ -235,7 +237,7 @@ class _Answer:
         raise error
 
     def _standing(self) -> dict[str, Any]:
-        """Return the session's position after the request, for its client to compare."""
+        """Return the session's position after the request, which the client can compare with its own count."""
         name = self._order.session
         return {} if name is None else {"session": {"name": name, "seen": self._choices[0].seen}}
 
@@ -257,7 +259,7 @@ class _Answer:
 
 
 class _Streamed(Response):
-    """An answer in server-sent events, which ends when its client disconnects."""
+    """An answer as server-sent events; it stops when the client disconnects."""
 
     def __init__(self, answer: _Answer) -> None:
         self._answer = answer
@@ -279,7 +281,7 @@ class _Streamed(Response):
 
 
 def _ended(reason: str) -> ApiError:
-    """Return the error for a request that was stopped."""
+    """Return the error for a request that ended early."""
     status, message = ENDED[reason]
     return ApiError(status, message, code=reason)
 

@@ -1,4 +1,4 @@
-"""Run work for a client; if the client disconnects, stop it at once and free everything that it holds."""
+"""Run work for a client; if the client disconnects, cancel the work at once and free what it holds."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class ClientGoneError(Exception):
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of work; if the client disconnects, the work is cancelled and awaited.
+    """Return the result of `work`; if the client disconnects first, cancel the work and wait for its end.
 
     Raises:
-        ClientGoneError: the client disconnected first.
+        ClientGoneError: the client disconnected before the work was done.
     """
     doing, watching = asyncio.create_task(work), asyncio.create_task(_gone(receive))
     try:

@@ -1,4 +1,4 @@
-"""Answer errors with a status and one object that existing clients can read.
+"""Answer an error with an HTTP status and a JSON object that existing clients understand.
 
 {"error": {"message": "…", "type": "invalid_request_error", "param": "temperature", "code": null}}
 """
@@ -14,7 +14,7 @@ from txl_runtime.errors import TxlError, UsageError
 from txl_runtime.sessions import Busy, ClosedError
 
 TYPES = {401: "authentication_error", 408: "timeout_error", 429: "rate_limit_error"}
-"""Type of an error by its status; others below 500 are invalid requests, those from 500 on the server's."""
+"""Type of an error by its status; any other status below 500 is an invalid request, from 500 on a server error."""
 PARAMS = {
     **{
         name: name
@@ -23,18 +23,18 @@ PARAMS = {
     "tokens": "prompt",
     "stop_tokens": "stop_token_ids",
 }
-"""The runtime's name of a field → its name in requests."""
+"""Name of a field in requests, by the runtime's name of it."""
 
 
 class ApiError(TxlError):
-    """An answer that is an error.
+    """An error that becomes the answer to a request.
 
     Attributes:
         status: the HTTP status.
-        param: the wrong field of the request, if a single one is.
-        code: a word for programs, if there is one.
-        retry_after: seconds after which a new try makes sense; None if it makes none.
-        repeatable: False if the same request must not be sent again, because a session has read a part of it.
+        param: name of the wrong field of the request; None if no single field is wrong.
+        code: a word by which programs recognise the error; None if there is none.
+        retry_after: seconds after which a retry makes sense; None if a retry makes no sense.
+        repeatable: False if the same request must not be sent again, because a session has read part of it.
     """
 
     repeatable = True
@@ -51,19 +51,19 @@ class ApiError(TxlError):
         self.status, self.param, self.code, self.retry_after = status, param, code, retry_after
 
     def document(self) -> dict[str, Any]:
-        """Return the body of the answer."""
+        """Return the body of the answer, as plain data for JSON."""
         kind = TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> Response:
-        """Return the whole answer; it closes the connection if a body may still be arriving."""
+        """Return the complete answer; it closes the connection if the request's body may still be arriving."""
         headers = {}
         if self.retry_after is not None:
             headers["retry-after"] = str(max(1, math.ceil(self.retry_after)))
         if self.status == 401:
             headers["www-authenticate"] = "Bearer"
         if not self.repeatable:
-            headers["x-should-retry"] = "false"  # else OpenAI's clients retry by themselves
+            headers["x-should-retry"] = "false"  # OpenAI's clients would otherwise retry by themselves
         if self.status in (408, 413):
             headers["connection"] = "close"
         return json_response(self.document(), self.status, headers)
@@ -75,7 +75,7 @@ def json_response(document: Any, status: int = 200, headers: dict[str, str] | No
 
 
 def as_api_error(error: TxlError) -> ApiError:
-    """Turn an error of the runtime into an answer; a field whose name begins the message is the wrong one."""
+    """Turn an error of the runtime into an answer; a field's name at the message's beginning is the wrong field."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, Busy):

@@ -17,14 +17,14 @@ from txl_deploy.serve.service import service_of
 PATH = "/"
 LINKS = {name: f"/v1/{name}" for name in ("models", "completions", "sessions")}
 LINKS |= {name: f"/{name}" for name in ("playground", "health", "metrics")}
-"""Links for a program that asks for JSON."""
+"""Links in the answer for programs that ask for JSON."""
 _PAGE = Template((Path(__file__).parent / "front_page.html").read_text("utf-8"))
 
 
 async def page(request: Request) -> Response:
-    """GET /: a page without scripts, or JSON for a client that accepts that and no page.
+    """GET /: a page without scripts, or JSON for a client that accepts JSON but not HTML.
 
-    It needs no token. If the server has one, the page names no model, and explains how to send the token.
+    It needs no token. If the server has a token, the page does not name the model, and explains how to send the token.
     """
     settings, headers = service_of(request).settings, pages.HEADERS | {"vary": "accept"}
     model = settings.served_name if settings.token is None else None

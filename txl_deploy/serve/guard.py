@@ -1,4 +1,4 @@
-"""Admit each request, count it, and log it afterwards, before any endpoint runs."""
+"""Check each request before an endpoint runs; count and log it afterwards."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ from txl_deploy.serve.playground import pages
 from txl_deploy.serve.service import Noted, Service
 
 OPEN = ("/health", *pages.OPEN)
-"""Paths that need no token: a health check has none, and a page's own files hold no secret."""
+"""Paths that need no token: health checks cannot send one, and the page's own files hold no secret."""
 LINKED = (front_page.PATH, "/health", "/metrics", pages.PAGE)
-"""Paths that pages of other servers may link to: they only show something."""
+"""Paths to which pages of other servers may link, because these paths only show something."""
 LOCAL = ("127.0.0.1", "localhost", "[::1]")
-"""Names of this machine in a Host header. A page whose name was rebound to this address sends a different one."""
+"""Names of this machine in a Host header. A foreign page that was rebound to this address sends its own host name."""
 CLIENT_GONE = 499
-"""Status in logs and metrics of a request whose client did not wait for the answer."""
+"""Status in logs and metrics of a request whose client disconnected before the answer."""
 
 
 class Guard:
-    """An ASGI application around the endpoints: token, host, draining, errors as answers, logs, metrics."""
+    """An ASGI application around the endpoints, for token, host, draining, errors as answers, logs and metrics."""
 
     def __init__(self, app: ASGIApp, service: Service, log: Log) -> None:
         self._app, self._service, self._log = app, service, log
         token = service.settings.token
         self._token = None if token is None else _digest(token.encode())
-        # A page in a browser does not know the token; without one, the Host header shows that it is not from elsewhere.
+        # A foreign page does not know the token. Without a token, the Host header shows that a request is not from such
+        # a page.
         alone = service.settings.local or (service.settings.loopback and token is None)
         self._hosts = (*LOCAL, service.settings.host.lower()) if alone else None
 
@@ -47,7 +48,7 @@ class Guard:
             return
         noted = Noted(secrets.token_hex(12), time.monotonic())
         scope["txl.noted"], scope["txl.service"] = noted, self._service
-        scope["app"] = self  # so that the router raises for an unknown path
+        scope["app"] = self  # makes the router raise an error for an unknown path
         status = 0
 
         async def told(message: Message) -> None:
@@ -68,7 +69,7 @@ class Guard:
         except Exception as error:
             answer = self._explained(error, noted)
             if status:
-                raise  # half an answer is out: the connection is closed
+                raise  # a part of the answer was sent: close the connection
             await answer.response()(scope, receive, told)
         finally:
             service.running -= 1
@@ -83,10 +84,11 @@ class Guard:
             )
         if self._hosts is not None or path == pages.PAGE or path.startswith(f"{pages.PAGE}/"):
             _check_origin(headers, path)
-        if self._token is not None and path not in (*OPEN, front_page.PATH):  # which names no model then
+        # the front page needs no token, because it names no model then
+        if self._token is not None and path not in (*OPEN, front_page.PATH):
             kind, _, shown = headers.get("authorization", "").partition(" ")
             said = shown.strip() if kind.lower() == "bearer" else ""
-            if path == pages.PAGE and not said:  # a browser opens an address without headers of ours
+            if path == pages.PAGE and not said:  # a browser that opens an address cannot send our header
                 said = QueryParams(scope["query_string"]).get("token", "")
             if not hmac.compare_digest(_digest(said.encode(errors="replace")), self._token):
                 raise ApiError(
@@ -101,7 +103,8 @@ class Guard:
             )
 
     def _headers(self, noted: Noted, scope: Scope) -> list[tuple[bytes, bytes]]:
-        unclear = {b"content-length", b"transfer-encoding"} <= {name for name, _ in scope["headers"]}  # RFC 9112, 6.1
+        # both headers together are ambiguous: RFC 9112, 6.1
+        unclear = {b"content-length", b"transfer-encoding"} <= {name for name, _ in scope["headers"]}
         closing = [(b"connection", b"close")] if self._service.draining or unclear else []
         return [(b"x-request-id", noted.id.encode()), (b"x-content-type-options", b"nosniff"), *closing]
 
@@ -138,20 +141,20 @@ def _of_router(error: HTTPException) -> ApiError:
 
 
 def route_of(scope: Scope) -> str:
-    """Return the path of a request's route, with {name} for names; "other" if no route matched."""
+    """Return the route of a request, with {name} in place of names; "other" if no route matched."""
     return str(scope.get("txl.route", "other"))
 
 
 def _digest(token: bytes) -> bytes:
-    """Hash a token, so that all comparisons are of the same length."""
+    """Return a hash of a token, so that compared values always have the same length."""
     return sha256(token).digest()
 
 
 def _check_origin(headers: Headers, path: str) -> None:
-    """Refuse requests that a page of a different server makes in a browser, but for a link that opens a page here.
+    """Refuse requests that a page of a different server makes in a browser, except a link that opens a page here.
 
     Raises:
-        ApiError: the browser's headers show such a page.
+        ApiError: the browser's headers name a page of a different server.
     """
     own = headers.get("host", "").lower()
     site, *how = (headers.get(f"sec-fetch-{name}", "none") for name in ("site", "mode", "dest"))
@@ -163,6 +166,6 @@ def _check_origin(headers: Headers, path: str) -> None:
 
 
 def _name(host: str) -> str:
-    """Return a Host header without its port, in lower case."""
+    """Return the name in a Host header, without the port and in lower case."""
     name, colon, port = host.lower().rpartition(":")
     return name if colon and port.isdecimal() else host.lower()

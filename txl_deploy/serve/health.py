@@ -1,4 +1,4 @@
-"""Check that the model computes the same as the reference did, at most once a minute."""
+"""Check that the model still computes the reference's results, at most once a minute."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from txl_runtime.model import Model
 from txl_runtime.selftest import run_selftest
 
 EVERY = 60.0
-"""Seconds for which a self-test stays valid; one takes as long as some requests do."""
+"""Seconds for which a self-test's result stays valid: a self-test takes as long as some requests."""
 
 
 class Health:
-    """The last self-test, and its time."""
+    """The result and time of the last self-test."""
 
     def __init__(self, model: Model) -> None:
         self._model, self._lock = model, asyncio.Lock()
@@ -23,8 +23,8 @@ class Health:
         self._facts: dict[str, Any] = {}
 
     async def problem(self) -> str:
-        """Return the fault that a self-test found, or ""; it is repeated if the last one is too long ago."""
-        async with self._lock:  # requests that arrive meanwhile get the same result
+        """Return the fault that the last self-test found, or ""; if it was too long ago, repeat the self-test first."""
+        async with self._lock:  # requests that arrive during a self-test wait for its result
             if time.monotonic() - self._when >= EVERY:
                 self._problem, self._facts = await asyncio.to_thread(_replay, self._model)
                 self._when = time.monotonic()

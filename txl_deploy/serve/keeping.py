@@ -1,4 +1,4 @@
-"""Keep sessions over a restart: restore them at the start, save them periodically and at the end, and report it."""
+"""Keep sessions over a restart: restore them at the start, save them periodically and at the end, and log it."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from txl_deploy.serve.playground.tabs import of_tab
 from txl_deploy.serve.settings import ServerSettings
 
 TOLD = 10
-"""Lost sessions that are named at the start."""
+"""Maximum number of lost sessions that are named in the log at the start."""
 
 
 class Keeping:
     """The checkpoint of one server, with counts of successes and failures.
 
     Args:
-        checkpoint: where all sessions are kept; None if they end with the server.
+        checkpoint: the checkpoint in which sessions are kept; None if sessions end with the server.
 
     Attributes:
-        restored, lost: sessions restored at the start, and those whose saved files could not be used.
-        written, failed: checkpoints made, and those that the disk did not take.
+        restored, lost: number of sessions restored at the start, and number whose saved files could not be used.
+        written, failed: number of checkpoints written, and number that could not be written.
     """
 
     def __init__(self, log: Log, checkpoint: Checkpoint | None = None) -> None:
@@ -41,14 +41,14 @@ class Keeping:
 
     @property
     def standing(self) -> str:
-        """Return the part of the ready line about sessions: a user who forgot the folder reads it there."""
+        """Return the text about sessions in the ready line, which tells a user who forgot the checkpoint folder."""
         if self._checkpoint is None:
             return "sessions end with the server; "
         lost = f", {self.lost} {'is' if self.lost == 1 else 'are'} lost" if self.lost else ""
         return f"{_sessions(self.restored)} came back{lost}; "
 
     def restore(self, sessions: Sessions) -> None:
-        """Begin the sessions of the last checkpoint; lost ones are reported, and the others go on.
+        """Begin the sessions of the last checkpoint; log the lost ones, and restore the rest.
 
         Raises:
             TxlError: the checkpoint cannot be read, or does not fit the bundle or the limits.
@@ -57,7 +57,7 @@ class Keeping:
             return
         try:
             lost = list(self._checkpoint.restore(sessions).values())
-        except Busy:  # its message is for a client, who cannot raise a limit
+        except Busy:  # the error's own message is for a client, who cannot raise a limit
             raise UsageError(
                 f"{self._checkpoint.folder}: {_sessions(len(self._checkpoint.names))} are kept here, expected at most "
                 f"the {len(sessions.names())} that there is room for; raise --max-sessions or --session-bytes"
@@ -66,12 +66,12 @@ class Keeping:
             self._log.say("session_lost", f"note: {error}", problem=str(error))
         if len(lost) > TOLD:
             self._log.say("sessions_lost", f"note: {len(lost)} sessions are lost in all", sessions=len(lost))
-        for name in filter(of_tab, sessions.names()):  # their pages are gone
+        for name in filter(of_tab, sessions.names()):  # the playground's pages of these sessions are closed
             sessions.close(name)
         self.restored, self.lost, self._last = len(sessions.names()), len(lost), time.monotonic()
 
     async def go_on(self, settings: ServerSettings, front: AsyncSessions) -> None:
-        """End idle sessions, and save all of them, periodically, until this is cancelled."""
+        """Periodically end idle sessions and save the rest, until this task is cancelled."""
         look = min(settings.idle_seconds / 4, settings.checkpoint_every, 10.0)
         tried = time.monotonic()
         while True:
@@ -81,10 +81,10 @@ class Keeping:
                 if self._checkpoint is not None and time.monotonic() - tried >= settings.checkpoint_every:
                     tried = time.monotonic()
                     self._made(await save_beside(front, self._checkpoint), self._checkpoint, tried)
-            except TxlError as error:  # a full disk: the last checkpoint is whole, and the next one may succeed
+            except TxlError as error:  # e.g. a full disk: the last checkpoint is whole, and the next may succeed
                 self.failed, self._failing = self.failed + 1, True
                 self._log.say("checkpoint_failed", f"note: no checkpoint: {error}", problem=str(error))
-            except Exception as error:  # a defect, which must not end all checkpoints to come
+            except Exception as error:  # a defect must not prevent later checkpoints
                 said = f"{type(error).__name__}: {one_line(error)}"
                 self._log.say(
                     "upkeep_failed", f"error: upkeep of the sessions: {said}; report it, please", problem=said
@@ -94,7 +94,7 @@ class Keeping:
         """Save all sessions for the last time.
 
         Raises:
-            TxlError: the disk does not take them; the last checkpoint is still there, whole.
+            TxlError: the sessions cannot be written; the last checkpoint is kept.
         """
         if self._checkpoint is not None:
             began = time.monotonic()
@@ -106,8 +106,8 @@ class Keeping:
     def _made(self, changed: int, checkpoint: Checkpoint, began: float, last: bool = False) -> None:
         """Log a checkpoint.
 
-        JSON logs have each one. Lines for people have the last one and the first that succeeds after a failure: a line
-        every minute would hide the others.
+        JSON logs have every checkpoint. Lines for people have only the last one, and the first that succeeds after a
+        failure: a line every minute would hide other events.
         """
         held = len(checkpoint.names)
         facts = {"sessions": changed, "held": held, "seconds": round(time.monotonic() - began, 3)}

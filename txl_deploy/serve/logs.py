@@ -1,6 +1,4 @@
-"""Log the server's events: a line for people, or a JSON object per event. It never holds a text or a name that a client
-sent.
-"""
+"""Log the server's events, as lines for people or as JSON objects. Texts and names from clients are never logged."""
 
 from __future__ import annotations
 
@@ -18,15 +16,15 @@ class Log:
     """A writer of events to standard error, and of the ready line to standard output.
 
     Args:
-        as_json: True if every line is a JSON object, requests and checkpoints included; else lines are for people, and
-            frequent events are left out.
+        as_json: True for one JSON object per event, including requests and checkpoints; False for lines for people,
+            without frequent events.
     """
 
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json
 
     def say(self, event: str, line: str, **facts: object) -> None:
-        """Log a rare event."""
+        """Log a rare event, in both modes."""
         self._write(sys.stderr, event, line, facts)
 
     def ready(self, line: str, **facts: object) -> None:
@@ -43,6 +41,6 @@ class Log:
             text = msgspec.json.encode({"time": round(time.time(), 3), "event": event, **facts}).decode()
         else:
             text = line
-        with contextlib.suppress(OSError, ValueError):  # the log has no reader: requests are answered all the same
+        with contextlib.suppress(OSError, ValueError):  # requests are answered even if nobody reads the log
             stream.write(f"{plain(text)}\n")
             stream.flush()

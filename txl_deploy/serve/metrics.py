@@ -1,4 +1,4 @@
-"""Count events for Prometheus."""
+"""Count events, and report them in Prometheus' format."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ COUNTED = {
     "rounds": "Segments that were computed, each for some sessions together.",
     "positions": "Positions that sessions were fed: tokens, or steps of arrays.",
     "tokens": "Tokens that were drawn, those of requests that ended early among them.",
+    "drafted": "Tokens of drafts that ran, where --lookup has the server look them up in a session's text.",
+    "kept": "Tokens of drafts that came true, each of which stands for a step.",
     "requests": "Texts and runs that sessions were asked for; one HTTP request may ask for several.",
     "busy": "Times that a text or a session found no room: its client is told to come again (429), or it waits.",
     "parked": "Sessions' states that were moved from a row to host memory, because others had their turn.",
@@ -43,18 +45,18 @@ LOOKED = {
 Family = TypeVar("Family", CounterMetricFamily, GaugeMetricFamily)
 
 
-# Without this, each counter has a second line with the time when it began.
+# Without this setting, each counter has a second line with the time when it began.
 prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Metrics:
-    """The counters of one server; those of its sessions are read on demand."""
+    """The counters of one server; the counters of its sessions are read on demand."""
 
     def __init__(self, model: Model) -> None:
         self._registry = own = prometheus.CollectorRegistry()
         self._looked: Iterable[Metric] = ()
         own.register(self)
-        prometheus.ProcessCollector(registry=own)  # memory, processor time and open files, if the system has them
+        prometheus.ProcessCollector(registry=own)  # memory, processor time and open files, on systems that report them
         build = {"model_id": model.manifest.model_id, "precision": model.manifest.precision}
         build |= {"backend": model.backend.description, "python": platform.python_version()}
         prometheus.Info("txl_build", "What runs here: versions, the model and its backend.", registry=own).info(
@@ -73,7 +75,7 @@ class Metrics:
         self.running = prometheus.Gauge("txl_requests_running", said, registry=own)
 
     def answered(self, path: str, status: int, seconds: float, read: int, drawn: int, first: float | None) -> None:
-        """Count a request that has ended; `path` is that of its route, so that there are few label values."""
+        """Count a request that has ended; `path` is the route's pattern, so that Prometheus gets few label values."""
         self._requests.labels(path, str(status)).inc()
         self._seconds.labels(path).observe(seconds)
         self._read.inc(read)
@@ -82,17 +84,17 @@ class Metrics:
             self._first.observe(first)
 
     def text(self, looked: Iterable[Metric]) -> bytes:
-        """Return all metrics in Prometheus' text format, with those that were read just now."""
+        """Return all metrics in Prometheus' text format; `looked` are the metrics that were read on demand."""
         self._looked = looked
         return prometheus.generate_latest(self._registry)
 
     def collect(self) -> Iterable[Metric]:
-        """Return the metrics that were read on demand, for the registry."""
+        """Return the metrics that were read on demand; Prometheus' registry calls this."""
         return self._looked
 
 
 def looked_at(sessions: Sessions, keeping: Keeping) -> list[Metric]:
-    """Read the sessions' own counters and those of their checkpoint; call it in the sessions' thread."""
+    """Read the counters of the sessions and of their checkpoint; must be called in the sessions' thread."""
     counters = sessions.counters
     places = Tally({"row": 0, "host": 0, "new": 0})
     places.update(sessions.info(name).place for name in sessions.names())
@@ -115,7 +117,7 @@ def looked_at(sessions: Sessions, keeping: Keeping) -> list[Metric]:
 
 
 def _family(kind: type[Family], name: str, value: float | Mapping[Any, int], label: str = "") -> Family:
-    """Make a metric with one value, or with one for each word of a label."""
+    """Make a metric with one value, or with a value for each word of a label."""
     if not isinstance(value, Mapping):
         return kind(name, LOOKED[name], value=value)
     family = kind(name, LOOKED[name], labels=[label])

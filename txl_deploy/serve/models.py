@@ -15,12 +15,13 @@ from txl_runtime.errors import TxlError, UsageError
 from txl_deploy.serve.bodies import BODY_BYTES, read_json
 from txl_deploy.serve.errors import ApiError, json_response
 from txl_deploy.serve.metrics import looked_at
+from txl_deploy.serve.neighbours import TOKENS, shown
 from txl_deploy.serve.orders import check_model, decode, encode
 from txl_deploy.serve.service import Service, service_of
 from txl_deploy.serve.settings import LOGPROBS, MAX_TOKENS, PROMPT_TOKENS, TOP_LOGPROBS
 
 ANSWERS = 10.0
-"""Seconds within which the sessions have to answer: longer than any round takes."""
+"""Seconds within which the sessions' thread must answer a health check: longer than any round takes."""
 
 
 class TokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -75,10 +76,10 @@ async def detokenize(request: Request) -> Response:
 
 
 async def tokenizer_info(request: Request) -> Response:
-    """GET /tokenizer_info: the boundary token as text, which marks the beginning and the end of texts.
+    """GET /tokenizer_info: the text of the boundary token, which marks the beginning and the end of texts.
 
-    A client that measures likelihoods begins every text with it. If the bundle names none, it is the line end, if that
-    is one token.
+    A client that measures likelihoods begins every text with this token. If the bundle names no boundary token, it is
+    the line end, provided that this is a single token.
     """
     service = service_of(request)
     boundary = _boundary_text(service)
@@ -96,7 +97,7 @@ async def tokenizer_info(request: Request) -> Response:
 
 
 async def health(request: Request) -> Response:
-    """GET /health: 200 while requests are accepted and the model is right, else 503. It needs no token."""
+    """GET /health: 200 while the server accepts requests and its self-test passes, else 503; needs no token."""
     service = service_of(request)
     if service.draining:
         return json_response({"status": "draining"}, 503, {"retry-after": "5"})
@@ -140,6 +141,7 @@ def _model(service: Service) -> dict[str, Any]:
             "body_bytes": BODY_BYTES,
             "logprobs": TOP_LOGPROBS,
             "answer_logprobs": LOGPROBS,
+            "neighbours_tokens": TOKENS if shown(service) else 0,
         },
         "inputs": msgspec.to_builtins(manifest.given),
         "outputs": msgspec.to_builtins(manifest.outputs),

@@ -1,4 +1,4 @@
-"""Endpoints of named sessions: their facts, states out and in, and arrays in and out for models that read no text."""
+"""Endpoints of named sessions: information, reading and setting states, and running arrays for models without text."""
 
 from __future__ import annotations
 
@@ -28,24 +28,27 @@ from txl_deploy.serve.disconnects import unless_gone
 from txl_deploy.serve.errors import ApiError, as_api_error, json_response
 from txl_deploy.serve.orders import decode
 from txl_deploy.serve.service import noted_of, service_of
+from txl_deploy.serve.session_header import session_of
 from txl_deploy.serve.settings import check_session_name
 
 BYTES = "application/octet-stream"
+"""Content type of a session's state."""
 SAFETENSORS = "application/vnd.safetensors"
+"""Content type of inputs and outputs as a safetensors file."""
 VALUES = 1 << 21
-"""Most values of one answer; as JSON each takes about twenty bytes."""
+"""Maximum number of values in one answer; as JSON, each takes about twenty bytes."""
 LEAVES: dict[str, tuple[type, type]] = {
     "float32": (float, np.float32),
     "int32": (int, np.int64),
     "bool": (bool, np.bool_),
 }
-"""Type of a table → the type in nested lists, and that of the array made of them."""
+"""For each type of an input: (type of the numbers in nested lists, type of the array made from them)."""
 STATE_SPARE = 1 << 16
-"""Bytes of a state's file besides its arrays: names, shapes, the model."""
+"""Number of bytes that a state's file may have besides its arrays, for names, shapes and the model id."""
 
 
 class RunBody(Struct, forbid_unknown_fields=True):
-    """The body of POST /v1/sessions/NAME/run as JSON: nested lists by input name, of one sequence (B = 1)."""
+    """The body of POST /v1/sessions/NAME/run as JSON: for each input, nested lists of one sequence (B = 1)."""
 
     inputs: dict[str, Raw]
 
@@ -59,7 +62,7 @@ class CopyBody(Struct, forbid_unknown_fields=True):
 async def sessions(request: Request) -> Response:
     """GET /v1/sessions: all named sessions, each with the fields of `SessionInfo`.
 
-    `pending` is a token's id and no count: it was drawn last, and the next request reads it first. `waiting` counts.
+    `pending` is the id of the last drawn token, which the next request reads first. `waiting` is a number of requests.
     """
     found = await service_of(request).front.call(lambda kept: [kept.info(name) for name in kept.names()])
     return json_response({"object": "list", "data": [{"object": "session", **asdict(info)} for info in found]})
@@ -75,7 +78,7 @@ async def session(request: Request) -> Response:
 
 
 async def end_session(request: Request) -> Response:
-    """DELETE /v1/sessions/NAME: end its requests, and free its memory."""
+    """DELETE /v1/sessions/NAME: end the session and its requests, and free its memory."""
     name, service = _name(request), service_of(request)
 
     def close(kept: Sessions) -> bool:
@@ -90,9 +93,9 @@ async def end_session(request: Request) -> Response:
 
 
 async def cancel(request: Request) -> Response:
-    """POST /v1/sessions/NAME/cancel: end its requests where they are; the session stays, with what it has read.
+    """POST /v1/sessions/NAME/cancel: end the session's requests at once; the session keeps everything that it has read.
 
-    The answer of such a request holds everything that was drawn, and then an error of code "cancelled".
+    The answer of a streamed request has the tokens drawn so far, and then an error with the code "cancelled".
     """
     name, service = _name(request), service_of(request)
     ended = await service.front.call(lambda kept: kept.cancel(name) if name in kept else None)
@@ -102,7 +105,7 @@ async def cancel(request: Request) -> Response:
 
 
 async def copy(request: Request) -> Response:
-    """POST /v1/sessions/NAME/copy with {"to": OTHER}: OTHER begins, or goes on, with the same memory; NAME stays."""
+    """POST /v1/sessions/NAME/copy with {"to": OTHER}: give OTHER, new or existing, the memory of NAME."""
     name, service = _name(request), service_of(request)
     to = check_session_name(decode(await read_json(request), CopyBody).to)
 
@@ -122,7 +125,7 @@ async def copy(request: Request) -> Response:
 
 
 async def state(request: Request) -> Response:
-    """GET /v1/sessions/NAME/state: a safetensors file, which `StreamState.load` reads too."""
+    """GET /v1/sessions/NAME/state: the session's state as a safetensors file, which `StreamState.load` also reads."""
     name, service = _name(request), service_of(request)
     taken = await service.front.call(lambda kept: kept.take(name) if name in kept else None)
     if taken is None:
@@ -131,7 +134,7 @@ async def state(request: Request) -> Response:
 
 
 async def set_state(request: Request) -> Response:
-    """PUT /v1/sessions/NAME/state: begin the session, or go on, with this memory."""
+    """PUT /v1/sessions/NAME/state: begin the session with this state, or replace its state."""
     name, service = _name(request), service_of(request)
     most = max(BODY_BYTES, service.largest_state + STATE_SPARE)
     given = SessionState.from_bytes(await read_body(request, most), "the state")
@@ -146,7 +149,7 @@ async def set_state(request: Request) -> Response:
 
 
 async def run(request: Request) -> Response:
-    """POST /v1/sessions/NAME/run: arrays in, arrays out; the answer has the request's content type."""
+    """POST /v1/sessions/NAME/run: run arrays and return arrays; the answer has the request's content type."""
     name, service = _name(request), service_of(request)
     plain = content_type(request) != SAFETENSORS
     if plain:
@@ -170,7 +173,7 @@ async def run(request: Request) -> Response:
 
 
 def _check_size(inputs: Mapping[str, Array], manifest: Manifest) -> None:
-    """Refuse more positions than one answer has room for; the runtime refuses inputs that fit no table.
+    """Refuse more positions than fit into one answer; the runtime itself refuses inputs that do not fit the model.
 
     Raises:
         ApiError: the outputs would hold too many values.
@@ -191,10 +194,10 @@ def _check_size(inputs: Mapping[str, Array], manifest: Manifest) -> None:
 
 
 async def _outputs(ticket: Handle, table: Sequence[Output]) -> tuple[dict[str, Array], int]:
-    """Collect all outputs of a run by name, segments joined along "L"; and the number of positions.
+    """Return all outputs of a run by name, with its segments joined, and the number of positions.
 
     Raises:
-        ApiError: the run was stopped.
+        ApiError: the run ended early.
     """
     segments: list[Outputs] = []
     fed = 0
@@ -217,10 +220,10 @@ async def _outputs(ticket: Handle, table: Sequence[Output]) -> tuple[dict[str, A
 
 
 def _arrays(given: Mapping[str, Raw], manifest: Manifest) -> dict[str, Array]:
-    """Turn nested lists into arrays. Depth and leaf types are fixed before they are parsed, so that they stay small.
+    """Turn nested lists into arrays. The parser gets the expected depth and number type, so memory stays small.
 
     Raises:
-        ApiError: an input is unknown, has a different depth, holds something else than numbers, or has unequal rows.
+        ApiError: an input is unknown, has a different depth, has values that are no numbers, or rows of unequal length.
     """
     table = {entry.name: entry for entry in manifest.given}
     arrays: dict[str, Array] = {}
@@ -247,11 +250,13 @@ def _arrays(given: Mapping[str, Raw], manifest: Manifest) -> dict[str, Array]:
 
 
 def _name(request: Request) -> str:
-    return check_session_name(request.path_params["name"])
+    name = session_of(request.headers, request.path_params["name"])
+    assert name is not None
+    return name
 
 
 def _check_rests(name: str, kept: Sessions) -> None:
-    """Refuse to replace the memory of a session that is computing with it.
+    """Refuse to replace the state of a session while it has a request.
 
     Raises:
         ApiError: the session has a request.

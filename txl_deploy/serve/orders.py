@@ -1,7 +1,7 @@
 """Check the body of a completion request, and turn it into prompts and requests of the runtime.
 
-OpenAI's fields that mean nothing here are ignored if they are harmless, and refused if they would change the result;
-unknown fields are refused as well, because they may be misspelt.
+OpenAI's fields that are not supported are ignored if they are harmless, and refused if they would change the result.
+Unknown fields are refused, too, because they may be misspelt.
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 from msgspec import Struct
-from txl_runtime.errors import UsageError, one_line
+from starlette.datastructures import Headers
+from txl_runtime.errors import UsageError, one_line, todo_about
 from txl_runtime.model import Model
 from txl_runtime.sessions import Request, Sampling
 from txl_runtime.streaming.checks import shown
+from txl_runtime.streaming.datastore import Datastore
 from txl_runtime.streaming.texts import TextStream, TokenTexts
 from txl_runtime.types import Ids
 
 from txl_deploy.serve.errors import ApiError
+from txl_deploy.serve.session_header import session_of
 from txl_deploy.serve.settings import (
     BIASES,
     CHOICES,
@@ -32,27 +35,27 @@ from txl_deploy.serve.settings import (
     STOPS,
     TOP_LOGPROBS,
     ServerSettings,
-    check_session_name,
 )
 
 UNFINISHED = 4
-"""Tokens at the end of a prompt that may hold the first bytes of a character which goes on in the text."""
+"""Number of tokens at the end of a prompt that may hold the first bytes of a character that continues in the text."""
 Body = TypeVar("Body", bound=Struct)
 _PLACE = re.compile(r"(?:`\$\.|unknown field `|missing required field `)(\w+)")
+_UNKNOWN = re.compile(r"unknown field `([^`]*)`$")
 _ID = re.compile(r"0|[1-9][0-9]{0,9}")
 DEFAULT_TOKENS = 16
-"""`max_tokens` of a request without it, as OpenAI has it."""
+"""`max_tokens` of a request that does not give it; the same number as OpenAI's."""
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
-    """Contents of a streamed answer besides the text."""
+    """Options of a streamed answer: whether it ends with a count of tokens; obfuscation is ignored."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
 
 
 class CompletionBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """The body of POST /v1/completions; the second group of fields is ignored, the last is refused unless neutral."""
+    """The body of POST /v1/completions. `user` … `ignore_eos` are ignored, later fields refused (`NEUTRAL`)."""
 
     model: str | None = None
     prompt: str | list[str | int | list[int]] | None = None
@@ -106,28 +109,28 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "min_tokens": (0,),
     "use_beam_search": (False,),
 }
-"""Fields that would change the result, and their values that do not."""
+"""Fields that would change the result, with the values that would not, which are accepted."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """A completion that can be run.
+    """A checked completion request.
 
     Attributes:
         prompts: token ids int32 [T] of every prompt.
-        many: n, texts per prompt.
-        max_tokens: most tokens of each text.
+        many: number of texts per prompt, n in the request.
+        max_tokens: maximum number of tokens of each text.
         seed, temperature, top_p, top_k: see `Sampling`.
         stops: stop texts.
         stop_tokens: ids that end a text.
-        logprobs: most probable tokens wanted at each position; None for no log-probabilities.
-        bias: what is added to log-probabilities before a draw, by token id.
-        ids: True if log-probabilities come with the ids of their tokens.
-        echo: True if the prompt is part of the answer.
-        stream, usage: True if the answer comes in pieces; True if those end with a count of tokens.
-        session: the session whose memory goes on; None for fresh memory.
-        seen: number of positions that the session must have read; None to skip the check.
-        memory_length: most memory rows that are kept and attended while this runs; None for all.
+        logprobs: number of most probable tokens to return at each position; None for no log-probabilities.
+        bias: number to add to a token's log-probability before a draw, by token id.
+        ids: True to return token ids with the log-probabilities.
+        echo: True if the answer begins with the prompt.
+        stream, usage: True if the answer is streamed; True if the stream ends with a count of tokens.
+        session: the session that continues with its memory; None to begin with empty memory.
+        seen: number of positions that the session must have read; None to skip this check.
+        memory_length: maximum number of memory rows that are kept while this request runs; None for all.
     """
 
     prompts: tuple[Ids, ...]
@@ -149,10 +152,13 @@ class Order:
     seen: int | None
     memory_length: int | None
 
-    def request(self, choice: int, pieces: TokenTexts, seconds: float) -> Request:
-        """Return the runtime's request for one text: with n = 2, choice 3 is the second text of the second prompt."""
+    def request(
+        self, choice: int, pieces: TokenTexts, seconds: float, lookup: int = 0, datastore: Datastore | None = None
+    ) -> Request:
+        """Return the runtime's request for one text; with n = 2, `choice` 3 is the second prompt's second text."""
         scored = self.echo and self.logprobs is not None
-        sampling = Sampling(self.temperature, self.top_k, self.top_p, self.seed, choice, logit_bias=self.bias)
+        drawing = self.temperature, self.top_k, self.top_p, self.seed, choice
+        sampling = Sampling(*drawing, logit_bias=self.bias, lookup=lookup, datastore=datastore)
         return Request(
             tokens=self.prompts[choice // self.many],
             max_new_tokens=self.max_tokens,
@@ -167,7 +173,7 @@ class Order:
 
 
 class _Until:
-    """A check that ends a request at a stop text, so that the session's memory ends with that token."""
+    """A check that ends a request at a stop text, so that the session reads nothing after the token completing it."""
 
     def __init__(self, order: Order, prompt: Ids, pieces: TokenTexts) -> None:
         self._text, self._pieces = TextStream(order.stops), pieces
@@ -179,13 +185,14 @@ class _Until:
         return self._text.stopped
 
 
-def read_order(data: bytes, model: Model, settings: ServerSettings) -> Order:
-    """Check a request's body, and return the order.
+def read_order(data: bytes, headers: Headers, model: Model, settings: ServerSettings) -> Order:
+    """Check a request's body and its header X-Session, and return them as an `Order`.
 
     Raises:
-        ApiError: it is not JSON, not a completion, beyond a limit, or asks for something that is not offered.
+        ApiError: the body is not JSON, is no completion request, exceeds a limit, or asks for something unsupported.
     """
     body = decode(data, CompletionBody)
+    body.session = session_of(headers, body.session)
     check_model(body.model, model, settings)
     _refuse(body)
     if not model.manifest.can.read_text:
@@ -242,30 +249,35 @@ def read_order(data: bytes, model: Model, settings: ServerSettings) -> Order:
         echo=bool(body.echo),
         stream=bool(body.stream),
         usage=bool(body.stream_options and body.stream_options.include_usage),
-        session=None if body.session is None else check_session_name(body.session),
+        session=body.session,
         seen=body.session_seen,
         memory_length=body.memory_length,
     )
 
 
 def decode(data: bytes, kind: type[Body]) -> Body:
-    """Decode JSON into a struct of the expected fields.
+    """Decode JSON into a struct of class `kind`.
 
     Raises:
-        ApiError: it is no JSON, or a field is unknown, missing or of a wrong type.
+        ApiError: the data is not JSON, or a field is unknown, missing or of a wrong type.
     """
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         said = one_line(error)
         place = _PLACE.search(said)
+        if unknown := _UNKNOWN.search(said):
+            todo = todo_about(unknown[1], kind.__struct_fields__)
+            raise ApiError(
+                400, f"the request has the field {shown(unknown[1])}, expected the API's; {todo}", unknown[1][:64]
+            ) from None
         raise ApiError(400, f"the body is no request: {said}; check its JSON", place and place[1][:64]) from None
     except RecursionError:
         raise ApiError(400, "the body is nested too deeply for a request; check its JSON") from None
 
 
 def check_model(name: str | None, model: Model, settings: ServerSettings) -> None:
-    """Refuse a request for a model that is not served here; the name may be its whole model_id.
+    """Refuse a request for a different model; `name` may be the served name or the model_id.
 
     Raises:
         ApiError: the model is not served here.
@@ -284,7 +296,7 @@ def encode(text: str, model: Model) -> Ids:
     """Return the token ids of a text, int32 [T].
 
     Raises:
-        ApiError: the bundle has no vocabulary, or it lacks a word of the text.
+        ApiError: the bundle has no vocabulary, or the vocabulary lacks a word of the text.
     """
     if model.vocabulary is None:
         raise ApiError(
@@ -300,10 +312,10 @@ def encode(text: str, model: Model) -> Ids:
 
 
 def boundary(model: Model) -> Ids:
-    """Return the prompt that stands for an empty one: the token that separates texts, int32 [1].
+    """Return the prompt that replaces an empty one: the token that separates texts, int32 [1].
 
     Raises:
-        ApiError: the bundle names none.
+        ApiError: the bundle names no boundary token.
     """
     token = model.manifest.boundary_token
     if token is None:
@@ -377,7 +389,7 @@ def _within(name: str, value: int | None, default: int, least: int, most: int) -
 
 
 def _bias(given: dict[str, float]) -> dict[int, float]:
-    """Return numbers by token id, of which the runtime checks both: {5: -100} of {"5": -100}."""
+    """Return biases by token id: {5: -100} of {"5": -100}; the runtime checks ids and numbers."""
     if len(given) > BIASES:
         raise ApiError(
             400, f"logit_bias has {len(given)} tokens, expected at most {BIASES}; leave some out", "logit_bias"

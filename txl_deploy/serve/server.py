@@ -1,4 +1,4 @@
-"""Run the server from start to end: socket, model, sessions, self-test, then requests, then draining."""
+"""Run the server from start to end: socket, model, sessions, self-test, requests, and draining."""
 
 from __future__ import annotations
 
@@ -16,13 +16,19 @@ from types import FrameType
 import uvicorn
 from txl_runtime.errors import CheckError, UsageError
 from txl_runtime.model import Model
+from txl_runtime.native.opening import STEP
 from txl_runtime.sessions import AsyncSessions, Sessions
 from txl_runtime.sessions.checkpoint import Checkpoint
 from txl_runtime.sessions.state import largest_state
+from txl_runtime.streaming.datastore import Datastore
+from txl_runtime.streaming.inputs import require_tokens
+from txl_runtime.streaming.lookup import longest_draft
+from txl_runtime.streaming.partial import Parts
 from txl_runtime.streaming.texts import TokenTexts
 
 from txl_deploy import stopping
 from txl_deploy.loading import load_alone
+from txl_deploy.retrieval.store import open_store
 from txl_deploy.serve.app import make_app
 from txl_deploy.serve.health import Health
 from txl_deploy.serve.keeping import Keeping
@@ -33,33 +39,33 @@ from txl_deploy.serve.settings import ServerSettings
 from txl_deploy.serve.supervision import tell_manager
 
 BACKLOG = 2048
-"""Connections that the system keeps until they are accepted."""
+"""Maximum number of connections that the system keeps before they are accepted."""
 CONNECTIONS = 512
-"""Open connections from which on requests get 503."""
+"""Number of open connections from which on requests get status 503."""
 KEEP_ALIVE = 30
-"""Seconds for which a connection stays open without a request after an answer."""
+"""Seconds for which a connection stays open after an answer without a new request."""
 HEADER_BYTES = 1 << 15
-"""Most bytes of an incomplete request line and headers."""
+"""Maximum size of a request line and headers in bytes, 32 KiB, until they are complete."""
 LAST_WORDS = 2
-"""Seconds in which the last answers go out, once no request runs any more."""
+"""Seconds for sending the last answers after the last request has ended."""
 LOOK = 0.02
-"""Seconds between two checks for running requests while draining."""
+"""Seconds between two checks whether requests still run, while the server drains."""
 
 
 def serve(settings: ServerSettings, listens: Callable[[str], None] | None = None) -> None:
     """Serve until a signal arrives.
 
     Args:
-        listens: called with the address once requests are answered; without it the log reports it.
+        listens: a function that is called with the server's address when it answers requests; None to log the address.
 
     Raises:
-        UsageError: an option, the port or the token is not usable.
-        TxlError: the bundle, its engine or the checkpoint is not.
+        UsageError: an option, the port or the token cannot be used.
+        TxlError: the bundle, its engine or the checkpoint cannot be used.
         CheckError: the self-test did not pass.
     """
     settings.require_token()
     log = Log(settings.json_logs)
-    for name in ("uvicorn", "asyncio"):  # errors are reported by this server's own log
+    for name in ("uvicorn", "asyncio"):  # this server's own log reports errors
         logging.getLogger(name).addHandler(logging.NullHandler())
         logging.getLogger(name).propagate = False
     with contextlib.ExitStack() as stack:
@@ -70,13 +76,17 @@ def serve(settings: ServerSettings, listens: Callable[[str], None] | None = None
                 f"{settings.bundle}: the model reads named arrays, or returns no log-probabilities, expected one that "
                 "continues tokens; serve it, and use POST /v1/sessions/NAME/run"
             )
+        if settings.lookup:
+            require_tokens(model.manifest, "serve --lookup")
+        longest_draft(settings.lookup, model.manifest, Parts(model.manifest, model.manifest.states_of(model.update)))
+        datastore = open_store(model, settings.mixture)
         sessions = stack.enter_context(Sessions(model, settings.rows, settings.limits))
         checkpoint = None
         if settings.checkpoint_dir is not None:
             checkpoint = stack.enter_context(Checkpoint(settings.checkpoint_dir, model.manifest.model_id))
         keeping = Keeping(log, checkpoint)
         keeping.restore(sessions)
-        asyncio.run(_serve(settings, log, listening, model, sessions, keeping, listens))
+        asyncio.run(_serve(settings, log, listening, model, datastore, sessions, keeping, listens))
 
 
 async def _serve(
@@ -84,17 +94,18 @@ async def _serve(
     log: Log,
     listening: socket.socket,
     model: Model,
+    datastore: Datastore | None,
     sessions: Sessions,
     keeping: Keeping,
     listens: Callable[[str], None] | None,
 ) -> None:
     stop = asyncio.Event()
-    gc.freeze()  # the objects that exist now stay
-    gc.set_threshold(50_000, 20, 20)  # else the collector scans a large body repeatedly while it is read
+    gc.freeze()  # objects that exist now live as long as the server
+    gc.set_threshold(50_000, 20, 20)  # otherwise the collector scans a large body again and again while it is read
     with _signals(stop, log):
-        stopping.require_going()  # a signal so far may have been dropped; from now on none is
+        stopping.require_going()  # an earlier signal may have been dropped; from now on none is
         async with AsyncSessions(sessions) as front:
-            service = _service(settings, model, front, keeping)
+            service = _service(settings, model, datastore, front, keeping)
             if problem := await service.health.problem():
                 raise CheckError(f"the self-test did not pass: {problem}; it is not served")
             server = _Server(_config(service, log), lambda: _ready(log, settings, service, listening, listens))
@@ -107,17 +118,17 @@ async def _serve(
             for task in (upkeep, signalled, failing):
                 task.cancel()
             await asyncio.gather(upkeep, signalled, failing, return_exceptions=True)
-        # Requests that still ran have ended, each session after a whole step.
+        # All requests have ended by now, each session after a whole step.
         server.should_exit = True
         await serving
-        if failed:  # its state may be half-written, but the last checkpoint is whole
+        if failed:  # a state may be half written, but the last checkpoint is whole
             raise CheckError("the thread of the sessions failed, expected it to run; start the server again")
         await keeping.end(sessions)
     log.say("stopped", "stopped")
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, without its signal handlers, and with a call when it listens."""
+    """uvicorn's server without its signal handlers; it calls a function when it listens."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)
@@ -129,12 +140,14 @@ class _Server(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept connections, and report that."""
+        """Accept connections, and then call the function."""
         await super().startup(sockets)
         self._ready()
 
 
-def _service(settings: ServerSettings, model: Model, front: AsyncSessions, keeping: Keeping) -> Service:
+def _service(
+    settings: ServerSettings, model: Model, datastore: Datastore | None, front: AsyncSessions, keeping: Keeping
+) -> Service:
     table = model.manifest.states_of(model.update)
     return Service(
         settings=settings,
@@ -146,6 +159,7 @@ def _service(settings: ServerSettings, model: Model, front: AsyncSessions, keepi
         pieces=TokenTexts(model.vocabulary),
         created=int(time.time()),
         largest_state=largest_state(model.manifest, table),
+        datastore=datastore,
     )
 
 
@@ -168,17 +182,17 @@ def _config(service: Service, log: Log) -> uvicorn.Config:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket; clients that connect before the model is loaded wait for it.
+    """Return a listening socket; clients that connect before the model is loaded have to wait.
 
     Raises:
-        UsageError: the port is taken, or the host is not this machine.
+        UsageError: the port is in use, or the host is not this machine.
     """
     family, kind, protocol, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
     listening = socket.socket(family, kind, protocol)
     try:
-        if os.name == "posix":  # elsewhere it would let two servers share the port
+        if os.name == "posix":  # on Windows this option would let two servers share the port
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
         listening.listen(BACKLOG)
@@ -207,10 +221,14 @@ def _ready(
     manifest, model = service.model.manifest, service.model
     rows = settings.rows or model.batch_size
     who = "for this machine alone" if settings.loopback else "for other machines too"
+    without = model.backend_notes.get("native", "") if STEP in manifest.files else ""
+    engine = model.backend.description + (f" (not its step in C: {without})" if without else "")
+    store = None if settings.mixture is None or service.datastore is None else settings.mixture.folder
+    mixed = "" if store is None else f"neighbours of {store} mixed in, "
     asked = "with a token" if settings.token is not None else "without a token"
     log.ready(
         f"serving {settings.served_name} at {url}: model {manifest.model_id[:12]}, {manifest.precision}, "
-        f"{rows} {'row' if rows == 1 else 'rows'}, {model.backend.description}, self-test passed; "
+        f"{rows} {'row' if rows == 1 else 'rows'}, {engine}, {mixed}self-test passed; "
         f"{service.keeping.standing}{who}, {asked}",
         url=url,
         model=settings.served_name,
@@ -218,6 +236,7 @@ def _ready(
         precision=manifest.precision,
         rows=rows,
         backend=model.backend.description,
+        datastore=None if store is None else str(store),
         loopback=settings.loopback,
         token=settings.token is not None,
         sessions_restored=service.keeping.restored,
@@ -235,13 +254,13 @@ def _signals(stop: asyncio.Event, log: Log) -> Iterator[None]:
         nonlocal interrupted
         if number == signal.SIGINT:
             if interrupted:
-                os._exit(130)  # files are whole at every moment
+                os._exit(130)  # safe, because files are whole at every moment
             interrupted = True
         loop.call_soon_threadsafe(stop.set)
 
     numbers = [signal.SIGINT, signal.SIGTERM]
-    hangup = getattr(signal, "SIGHUP", None)  # Windows has none
-    if hangup is not None and signal.getsignal(hangup) != signal.SIG_IGN:  # `nohup` ignores it
+    hangup = getattr(signal, "SIGHUP", None)  # Windows does not have this signal
+    if hangup is not None and signal.getsignal(hangup) != signal.SIG_IGN:  # ignored under `nohup`
         numbers.append(hangup)
     before = {number: signal.signal(number, told) for number in numbers}
     try:
@@ -252,7 +271,7 @@ def _signals(stop: asyncio.Event, log: Log) -> Iterator[None]:
 
 
 async def _drain(settings: ServerSettings, log: Log, service: Service) -> None:
-    """Accept no more requests, and wait for the running ones."""
+    """Refuse new requests, and wait for the running ones, at most `drain_seconds`."""
     tell_manager("STOPPING=1")
     service.draining = True
     service.tabs.close()

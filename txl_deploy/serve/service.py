@@ -1,12 +1,14 @@
-"""Hold what every endpoint needs: the model, its sessions, the limits, and the counters."""
+"""Hold what every endpoint needs: the model, sessions, limits and counters."""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 
 from starlette.requests import Request
 from txl_runtime.model import Model
 from txl_runtime.sessions import AsyncSessions
+from txl_runtime.streaming.datastore import Datastore
 from txl_runtime.streaming.texts import TokenTexts
 
 from txl_deploy.serve.health import Health
@@ -21,18 +23,20 @@ class Service:
     """One server.
 
     Attributes:
-        settings: its options.
-        model: the bundle that it serves.
-        front: its sessions.
+        settings: the server's options.
+        model: the served model.
+        front: the server's sessions.
         health: the periodic self-test of the model.
-        metrics: its counters.
-        keeping: its sessions' checkpoint.
-        pieces: the texts of its tokens.
-        created: time of its start, in seconds since 1970.
-        largest_state: bytes of a full session's state.
-        draining: True once it is stopping and only finishes running requests.
+        metrics: the server's counters.
+        keeping: the checkpoint of the sessions.
+        pieces: the texts of the model's tokens.
+        created: time of the server's start, in seconds since 1970.
+        largest_state: size of a full session's state in bytes.
+        datastore: the store that every draw searches; None for none.
+        draining: True while the server is stopping and only finishes running requests.
         running: number of requests that are being answered.
         tabs: the open tabs of the playground.
+        looking: held while neighbours are looked for.
     """
 
     settings: ServerSettings
@@ -44,9 +48,11 @@ class Service:
     pieces: TokenTexts
     created: int
     largest_state: int
+    datastore: Datastore | None = None
     draining: bool = False
     running: int = 0
     tabs: Tabs = field(init=False)
+    looking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
         self.tabs = Tabs(self.front, self.settings.tabs)
@@ -54,13 +60,13 @@ class Service:
 
 @dataclass
 class Noted:
-    """Facts of one request, besides its path and status: metrics get all of them, the log its id and time.
+    """Facts about one request for metrics and the log, besides its path and status.
 
     Attributes:
-        id: the request's id, which is in the answer's header.
-        began: time of its arrival, as `time.monotonic` counts.
+        id: the request's id, which is also in the answer's header.
+        began: time of the request's arrival, from `time.monotonic`.
         prompt_tokens, completion_tokens: number of tokens read and generated.
-        first_seconds: seconds from the request to the first token drawn; None before it.
+        first_seconds: seconds from the request's arrival to the first drawn token; None before that token.
     """
 
     id: str
@@ -71,14 +77,14 @@ class Noted:
 
 
 def service_of(request: Request) -> Service:
-    """Return the server that a request came to."""
+    """Return the server that received a request."""
     service = request.scope["txl.service"]
     assert isinstance(service, Service)
     return service
 
 
 def noted_of(request: Request) -> Noted:
-    """Return the noted facts of a request."""
+    """Return the facts that are collected about a request."""
     noted = request.scope["txl.noted"]
     assert isinstance(noted, Noted)
     return noted

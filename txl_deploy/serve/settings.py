@@ -1,6 +1,6 @@
-"""Define a server's options: where it listens, who may use it, and the limits of requests.
+"""Define a server's options: its address, its users, and the limits of requests.
 
-A small machine survives every limit, be it an option or a constant.
+All limits, options and constants, are small enough for a small machine.
 """
 
 from __future__ import annotations
@@ -17,28 +17,32 @@ from txl_runtime.sessions.requests import Limits
 from txl_runtime.sessions.state import LONGEST_NAME
 from txl_runtime.streaming.checks import shown
 
+from txl_deploy.retrieval import Mixture
+
 PROMPT_TOKENS = 1 << 18
-"""Most tokens of one prompt."""
+"""Maximum number of tokens of one prompt."""
 MAX_TOKENS = 1 << 14
-"""Most tokens that one text may ask for."""
+"""Maximum number of tokens that one text may ask for."""
 CHOICES = 128
-"""Most texts that one request may ask for: n times its prompts."""
+"""Maximum number of texts per request: number of prompts times n."""
 STOPS = 4
-"""Most stop texts of a request, as OpenAI has it."""
+"""Maximum number of stop texts of a request; the same number as OpenAI's."""
 STOP_LENGTH = 256
-"""Most characters of a stop text."""
+"""Maximum number of characters of a stop text."""
 BIASES = 1024
-"""Most tokens of a request's `logit_bias`."""
+"""Maximum number of tokens of a request's `logit_bias`."""
 TOP_LOGPROBS = 20
-"""Most alternatives (most probable tokens) that a request may ask for at each position."""
+"""Maximum number of most probable tokens that a request may ask for at each position."""
 LOGPROBS = 1 << 19
-"""Most log-probabilities of one answer: positions times the alternatives at each."""
+"""Maximum number of log-probabilities in one answer: positions times most probable tokens per position."""
 ECHOED = LOGPROBS
-"""Most tokens of prompts that one answer may echo, over all its texts: each is looked up before any is computed."""
+"""Maximum number of prompt tokens that one answer may echo, over all texts: they are looked up before computing."""
 LOST = "\ufffd"
-"""Replacement of bytes of an address that are no UTF-8; it would make different names equal."""
+"""Replacement of bytes of an address that are not UTF-8. Names with it are refused, as different ones could
+be equal.
+"""
 NO_NAMES = (".", "..")
-"""Names that clients remove from an address before they send it."""
+"""Names that are refused, because clients remove them from an address before they send it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,20 +51,22 @@ class ServerSettings:
 
     Attributes:
         bundle: the bundle's folder.
-        host, port: the address that it listens on; port 0 for any that is free.
-        token: the token that every request has to send; None for none, which is allowed on loopback only.
+        host, port: the address on which the server listens; port 0 for any free port.
+        token: the token that every request must send; None for no token, which is allowed only on loopback.
         name: the model's name for clients; None for the bundle's name.
         backend, threads: see `txl_runtime.load`.
-        rows: sequences computed together; None for the bundle's B.
-        sessions: most named and unnamed sessions at once.
-        waiting: most requests that wait for a row.
-        session_bytes: most bytes of parked sessions in the host's memory.
+        rows: number of sequences computed together; None for the bundle's batch size.
+        lookup: maximum number of tokens of a draft that is looked up in a session's text, 0 … 4; 0 is off.
+        mixture: a datastore that every draw searches, and its numbers; None for none.
+        sessions: maximum number of sessions at once.
+        waiting: maximum number of requests that wait for a row.
+        session_bytes: maximum number of bytes of parked sessions in the host's memory.
         idle_seconds: seconds after which an unused session ends.
         checkpoint_dir, checkpoint_every: the folder that keeps sessions over a restart; seconds between checkpoints.
-        drain_seconds: seconds that running requests have once the server is stopping.
-        tabs: most open tabs of the playground.
-        local: True to answer only this machine's names and the server's own page, even with a token.
-        json_logs: True if every line is a JSON object, and each request has one.
+        drain_seconds: seconds that running requests get to finish when the server stops.
+        tabs: maximum number of open tabs of the playground.
+        local: True to accept only this machine's host names and the server's own page, even with a token.
+        json_logs: True to log one JSON object per event and per request.
     """
 
     bundle: Path
@@ -71,6 +77,8 @@ class ServerSettings:
     backend: str = "auto"
     threads: int | None = 1
     rows: int | None = None
+    lookup: int = 0
+    mixture: Mixture | None = None
     sessions: int = 1024
     waiting: int = 256
     session_bytes: int = 1 << 30
@@ -110,14 +118,14 @@ class ServerSettings:
 
     @property
     def served_name(self) -> str:
-        """Return the model's name for clients; bytes of a folder's name that are no UTF-8 are escaped."""
+        """Return the model's name for clients; bytes of a folder's name that are not UTF-8 are escaped."""
         if self.name:
             return self.name
         return os.fsencode(self.bundle.resolve().name.removesuffix(".txl")).decode(errors="backslashreplace")
 
     @property
     def loopback(self) -> bool:
-        """Return True if the host is this machine and cannot be reached from outside.
+        """Return True if the server's address is this machine's own and cannot be reached from other machines.
 
         Raises:
             UsageError: the host is unknown.
@@ -139,9 +147,10 @@ class ServerSettings:
         """Refuse to listen to other machines without a token.
 
         Raises:
-            UsageError: the host is beyond loopback and there is no token, or the host is unknown.
+            UsageError: other machines can reach the host and there is no token, or the host is unknown.
         """
-        if not self.loopback and self.token is None:  # `loopback` first: it refuses an unknown host even with a token
+        # `loopback` comes first: it refuses an unknown host even with a token
+        if not self.loopback and self.token is None:
             raise UsageError(
                 f"host {shown(self.host)} can be reached from other machines and no token is set, expected one there; "
                 "give --token-file FILE, or listen on 127.0.0.1"
@@ -149,10 +158,10 @@ class ServerSettings:
 
 
 def addresses(host: str) -> list[str]:
-    """Resolve a host's name to its addresses.
+    """Resolve a host name to its addresses.
 
     Raises:
-        UsageError: it has none.
+        UsageError: the name has no address.
     """
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -166,10 +175,10 @@ def _flag(field: str) -> str:
 
 
 def check_session_name(name: str) -> str:
-    """Check a session's name, which has to fit into an address and onto a terminal, and return it.
+    """Return a session's name after checking that it can stand in an address and on a terminal.
 
     Raises:
-        UsageError: it is empty, too long, or holds a slash or an unprintable character.
+        UsageError: the name is empty, too long, or has a slash or an unprintable character.
     """
     if not 0 < len(name) <= LONGEST_NAME or "/" in name or not name.isprintable() or name in NO_NAMES or LOST in name:
         raise UsageError(

@@ -1,1 +1,1 @@
-"""Write packages for NVIDIA's Triton Inference Server: model repositories with everything that a bundle needs there."""
+"""Write packages for NVIDIA's Triton Inference Server: model repositories with everything to serve a bundle."""

@@ -1,6 +1,6 @@
 """Make `config.pbtxt`, Triton's configuration of a model, from a bundle's manifest.
 
-A configuration is a dict nested like the protocol buffer's fields; `to_text` writes it as text.
+A configuration is a nested dict with the fields of Triton's protocol buffer; `to_text` writes it as text.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from txl_runtime.bundle.tables import Input, Output
 from txl_deploy.triton.inside import tables
 
 QUEUE_DELAY = 300
-"""Microseconds that the server waits for more sequences' requests, to run them in one step."""
+"""Microseconds for which the server waits for requests of more sequences, to run them in one step."""
 
 SESSIONS = 1024
-"""Most conversations of a generating model at once; the runtime parks those that have no row."""
+"""Maximum number of conversations of a generating model at once; the runtime parks the ones without a row."""
 
 
 class Word(str):
-    """A name of an enumeration, which is written without quotes."""
+    """A name in an enumeration, which is written without quotes."""
 
     __slots__ = ()
 
@@ -32,17 +32,18 @@ TYPES = {
     "int32": Word("TYPE_INT32"),
     "float32": Word("TYPE_FP32"),
 }
-"""The server's names of types."""
+"""The server's names of data types."""
 STRING, INT64 = Word("TYPE_STRING"), Word("TYPE_INT64")
 
 Config = dict[str, Any]
+"""A configuration: values, lists and nested configurations by field name."""
 
 
 def stepping_config(manifest: Manifest, sequences: int, idle_seconds: float, backend: str) -> Config:
-    """Configure the stepped model: sequences that go on from request to request, batched as they come.
+    """Configure the model that is stepped: sequences continue from request to request, and are batched when they meet.
 
     Args:
-        sequences: most sequences at once; those beyond wait for a place.
+        sequences: maximum number of sequences at once; further sequences wait for a place.
         idle_seconds: seconds after which an idle sequence loses its place.
     """
     given = manifest.given
@@ -57,7 +58,8 @@ def stepping_config(manifest: Manifest, sequences: int, idle_seconds: float, bac
         "max_batch_size": manifest.batch_size if tables.together(manifest) else 1,
         "input": [_tensor(entry, manifest) for entry in given],
         "output": outputs,
-        "sequence_batching": {  # requests of one sequence go to one instance, the oldest first, whichever slot is free
+        # requests of one sequence go to one instance, the oldest request first, in any free slot
+        "sequence_batching": {
             "max_sequence_idle_microseconds": round(idle_seconds * 1e6),
             "oldest": {"max_candidate_sequences": sequences, "max_queue_delay_microseconds": QUEUE_DELAY},
         },
@@ -66,7 +68,7 @@ def stepping_config(manifest: Manifest, sequences: int, idle_seconds: float, bac
 
 
 def generation_config(backend: str, idle_seconds: float) -> Config:
-    """Configure the generating model: one request, a response for each token."""
+    """Configure the model that generates: one request, and a response for each token."""
     options = [("temperature", TYPES["float32"]), ("top_k", TYPES["int32"]), ("top_p", TYPES["float32"])]
     options += [("seed", INT64), ("stop_tokens", TYPES["int32"])]
     inputs: list[Config] = [
@@ -92,7 +94,7 @@ def generation_config(backend: str, idle_seconds: float) -> Config:
 
 
 def _python(serves: str, backend: str, **more: str) -> Config:
-    """Configure the Python backend: one process, and the parameters that the model inside reads."""
+    """Configure the Python backend: one process, and the parameters that the model in it reads."""
     parameters = {"serves": serves, "backend": backend, "threads": "1", **more}
     return {
         "instance_group": [{"kind": CPU, "count": 1}],
@@ -101,7 +103,7 @@ def _python(serves: str, backend: str, **more: str) -> Config:
 
 
 def _tensor(entry: Input | Output, manifest: Manifest) -> Config:
-    """Configure an input or output of the table, without the axis of sequences, which the server adds in front."""
+    """Configure an input or output without the axis of sequences, which the server adds in front."""
     sizes = list(entry.axes.alone.filled(-1, -1))
     found: Config = {"name": entry.name, "data_type": TYPES[entry.dtype], "dims": sizes or [1]}
     if not sizes:
@@ -112,7 +114,7 @@ def _tensor(entry: Input | Output, manifest: Manifest) -> Config:
 
 
 def to_text(config: Mapping[str, Any], indent: str = "") -> str:
-    """Write a configuration as a protocol buffer in text form."""
+    """Write a configuration in protocol buffers' text format."""
     lines = []
     for name, value in config.items():
         if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Write the README.md of a package: how to start it, ask it and watch it."""
+"""Write the README.md of a package, which says how to start, use and monitor it."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ cores, raise `count` in `instance_group`: so many processes run, each with place
 `/v2/health/ready` goes on saying 200 when the process of a model has died; only an inference tells. The probe takes a
 place of its own for a moment, so it waits while all are taken.
 """
+"""The README of a package, with fields in braces."""
 GENERATE = """
 ## Ask: `{name}-generate`
 
@@ -60,10 +61,11 @@ one begins with the bundle's boundary token, where it has one. This model and `{
 
     curl -sN localhost:8000/v2/models/{name}-generate/generate_stream -d '{{"tokens": [1, 2, 3], "max_new_tokens": 5}}'
 """
+"""Section of the README for a package that also generates."""
 
 
 def page(models: tuple[str, ...], manifest: Manifest, sequences: int, idle_seconds: float) -> str:
-    """Return the page of a package."""
+    """Return the README of a package."""
     name = models[0]
     rows = [f"| `{entry.name}` | in | {_shape(entry.axes)} {entry.dtype} |" for entry in manifest.given]
     rows += [f"| `{entry.name}` | out | {_shape(entry.axes)} {entry.dtype} |" for entry in manifest.outputs]

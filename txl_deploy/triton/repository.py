@@ -1,12 +1,12 @@
-"""Write a model repository: the folder that Triton is started with, with everything that a bundle needs in it.
+"""Write a model repository: the folder with which Triton is started, with everything that is needed to serve a bundle.
 
     DIR/txl-package.json, README.md
     DIR/NAME/config.pbtxt                the model that is stepped
-    DIR/NAME/probe.json                  a request that shows if it answers
+    DIR/NAME/probe.json                  a request by which to check that the model answers
     DIR/NAME/1/model.py, bundle/, packages/
-    DIR/NAME-generate/…                  of models that generate: the same, the bundle's files shared where links can be
+    DIR/NAME-generate/…                  the same for generating; the bundle's files are hard links if possible
 
-The server copies nothing and looks into no other folder, so each model has all it needs inside.
+The server copies nothing and reads no other folder, so each model's folder has everything that the model needs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from txl_deploy.triton.config import generation_config, stepping_config, to_text
 VERSION = "1"
 """The server's name for the folder of a model's only version."""
 SEQUENCES = 16
-"""Default of sequences at once, or the bundle's B if that is more."""
+"""Default number of sequences at once; the bundle's batch size if that is larger."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class Package:
     """A package that was written.
 
     Attributes:
-        folder: its folder.
-        models: the names of its models.
-        sequences: most sequences at once.
-        state_bytes: most bytes of each sequence.
+        folder: the package's folder.
+        models: the names of the models in it.
+        sequences: maximum number of sequences at once.
+        state_bytes: size of one sequence's state in bytes.
     """
 
     folder: Path
@@ -67,14 +67,14 @@ def package_python(
 
     Args:
         bundle: the bundle's folder.
-        out: the repository; it must not exist without `force`.
-        force: True to replace a repository that was written before.
-        sequences: most sequences at once; None for B of the bundle or 16, whichever is more.
+        out: the repository's folder; it must not exist unless `force` is given.
+        force: True to replace a repository that this function wrote.
+        sequences: maximum number of sequences at once; None for the bundle's batch size or 16, whichever is larger.
         idle_seconds: seconds after which the server forgets an idle sequence.
         backend: the runtime's backend inside the server.
 
     Raises:
-        UsageError: the folder cannot be written, or this model cannot be served so.
+        UsageError: the folder cannot be written, or the model cannot be served by Triton.
         BundleError: the bundle cannot be read.
     """
     check_destination(out, force, REPOSITORY)
@@ -124,10 +124,10 @@ def _checked(manifest: Manifest, sequences: int | None, idle_seconds: float) -> 
 
 
 def copy_bundle(bundle: Path, place: Path) -> Manifest:
-    """Copy the files that a bundle's manifest lists, and check the copies against it.
+    """Copy the files that a bundle's manifest lists, and compare the copies with the manifest.
 
     Raises:
-        BundleError: they differ, or the bundle cannot be read.
+        BundleError: a copy differs, or the bundle cannot be read.
     """
     source = Folder(bundle_path(bundle))
     for name in (*open_bundle(bundle, verify_files=False).manifest.files, MANIFEST):
@@ -139,7 +139,7 @@ def copy_bundle(bundle: Path, place: Path) -> Manifest:
 
 
 def probe(manifest: Manifest) -> dict[str, object]:
-    """Return a request that any server of this model answers: zeros for the shortest segment, in its own sequence."""
+    """Return a request that every server of this model answers: zeros for the shortest segment, in its own sequence."""
     length = manifest.segment_lengths[-1]
     inputs = []
     for entry in manifest.given:
@@ -152,7 +152,7 @@ def probe(manifest: Manifest) -> dict[str, object]:
 
 
 def _share(first: Path, second: Path) -> None:
-    """Replace copies of the same files by hard links, where links can be made."""
+    """Replace files in `second` by hard links to the same files in `first`, if links can be made."""
     for path in first.rglob("*"):
         other = second / path.relative_to(first)
         if path.is_file():
@@ -163,7 +163,7 @@ def _share(first: Path, second: Path) -> None:
 
 
 def _copy_packages(place: Path) -> None:
-    """Copy the runtime, and the modules that run inside the server, as packages beside `model.py`."""
+    """Copy the runtime, and the modules that run inside the server, into a folder beside `model.py`."""
     home = Path(inside.__file__).parent
     shutil.copyfile(home / "model.py", place / "model.py")
     for path, name in _sources(home):
@@ -173,7 +173,7 @@ def _copy_packages(place: Path) -> None:
 
 
 def _sources(home: Path) -> Iterator[tuple[Path, Path]]:
-    """Yield files to copy, with their targets below the folder of packages."""
+    """Yield (file to copy, its path below the folder of packages)."""
     runtime = Path(txl_runtime.__file__).parent
     for path in sorted(runtime.rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts:

@@ -1,4 +1,5 @@
-"""DI-engine's GTrXL, and GTrXLDQN with its encoder and heads: time first, and a memory of zeros that are attended to.
+"""DI-engine's GTrXL, and GTrXLDQN with its encoder and heads: time is the first axis, and memory starts as zeros that
+take part in attention.
 
 The package keeps the memory in an attribute. The step sets it before a call, reads it afterwards and restores it.
 """
@@ -14,7 +15,7 @@ from txl_runtime.errors import UsageError
 from txl_export.families.own_module.spec import InputSpec, Named, OutputSpec, StateSpec, StepSpec
 
 _KEPT = ("memory", "att_mask", "pos_embedding_dict")
-"""Attributes that a call writes: the memory, and tables that are cached by segment length."""
+"""Attributes that a call changes: the memory, and tables cached by segment length."""
 
 
 def build(config: Mapping[str, Any]) -> Any:
@@ -32,7 +33,7 @@ def build(config: Mapping[str, Any]) -> Any:
 
 
 def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
-    """Return the step of a `GTrXL` (output `features`), or of a model that has one as `core` (output `logit`)."""
+    """Return the step of a `GTrXL` (output `features`), or of a model with a GTrXL as `core` (output `logit`)."""
     core = getattr(module, "core", module)
     lacking = [name for name in (*_KEPT, "memory_len", "layers", "embedding_dim") if not hasattr(core, name)]
     if lacking or (core is not module and not hasattr(module, "head")):
@@ -52,7 +53,7 @@ def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
 
 
 def _step(module: Any, inputs: Named, states: Named) -> tuple[Named, Named]:
-    """Run one segment; without a memory in `states`, as in the trial of `step_spec`, it is zeros."""
+    """Run one segment; a memory that is missing from `states`, as in the trial of `step_spec`, is zeros."""
     core, obs = getattr(module, "core", module), inputs["obs"]
     zeros = core.u.new_zeros(len(core.layers) + 1, core.memory_len, obs.shape[1], core.embedding_dim)
     kept = {name: getattr(core, name) for name in _KEPT}

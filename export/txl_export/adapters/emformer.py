@@ -1,7 +1,7 @@
-"""torchaudio's Emformer: a segment reads its frames, some frames ahead, keys and values of the past, and a memory bank.
+"""torchaudio's Emformer: a segment reads its frames, frames ahead of it, past keys and values, and a memory bank.
 
 The package cuts the past to the rows that the batch's first sequence has filled. Here all rows take part, and a mask
-hides those that a sequence has not filled: each has its own counter, and there is one graph of fixed sizes.
+hides rows that a sequence has not filled, so one graph of fixed sizes is enough. Each sequence has its own counter.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from txl_export.adapters.proving import Tensors, proven
 from txl_export.families.own_module.spec import InputSpec, Named, OutputSpec, StateSpec, StepSpec
 
 PARTS = tuple(enumerate(("memory", "left_key", "left_value", "past_length")))
-"""(index, name) of a layer's states, in the package's order."""
+"""(index, name) of each state of a layer, in the package's order."""
 
 
 def build(config: Mapping[str, Any]) -> Any:
@@ -61,7 +61,7 @@ def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
 
 
 def _step(module: Any, inputs: Named, states: Named) -> tuple[Named, Named]:
-    """Run one segment through all layers, which take time first."""
+    """Run one segment through all layers, whose first axis is time."""
     core, x = getattr(module, "transformer", module), inputs["features"].transpose(0, 1)
     length, ahead = core.segment_length, core.right_context_length
     if len(x) != length + ahead:
@@ -75,7 +75,7 @@ def _step(module: Any, inputs: Named, states: Named) -> tuple[Named, Named]:
 
 
 def _layer(layer: Any, name: str, x: Tensor, right: Tensor, summary: Tensor, states: Named) -> tuple[Tensor, ...]:
-    """Run a layer; return segment, frames ahead and summary for the next, and replace its states in `states`."""
+    """Run a layer; return segment, frames ahead and summary for the next layer, and update the layer's `states`."""
     attention, (length, batch, width), ahead, own = layer.attention, x.shape, len(right), torch.cat((right, x))
     none = x.new_zeros(0, batch, width)
     memory, old_key, old_value = (states.get(name + part, none) for part in ("memory", "left_key", "left_value"))
@@ -95,12 +95,12 @@ def _layer(layer: Any, name: str, x: Tensor, right: Tensor, summary: Tensor, sta
     new = {"memory": _newest(memory, summary)}
     new |= {"left_key": _newest(old_key, key[-length:], past), "left_value": _newest(old_value, value[-length:], past)}
     states |= {name + part: rows for part, rows in new.items() if name + part in states}
-    states[f"{name}past_length"] = past.clamp(max=2**31 - 1 - length) + length  # stops at 2**31 - 1, no overflow
+    states[f"{name}past_length"] = past.clamp(max=2**31 - 1 - length) + length  # would overflow beyond 2**31 - 1
     return y[ahead:], y[:ahead], found[-1:].tanh() if attention.tanh_on_mem else found[-1:].clamp(-10, 10)
 
 
 def _newest(old: Tensor, rows: Tensor, past: Tensor | None = None) -> Tensor:
-    """Return the last len(old) rows of (old ‖ rows); with `past`, empty slots repeat filled ones as in the package."""
+    """Return the last len(old) rows of (old ‖ rows); with `past`, empty slots repeat filled rows, as in the package."""
     kept = len(old) - len(rows)
     if past is None or kept <= len(rows):
         return torch.cat((old, rows))[len(rows) :]

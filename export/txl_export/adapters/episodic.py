@@ -1,7 +1,7 @@
-"""episodic-transformer-memory-ppo: a memory of the whole episode, of which a step reads a window and writes one row.
+"""episodic-transformer-memory-ppo: a memory of the whole episode; a step reads a window of it and writes one row.
 
 The repository is no package: its modules are in the folder that the config names as `repository`, in the current one,
-or on Python's path. Its training loops compute memory, mask and the rows of the window; here the step does.
+or on Python's path. Its training loops compute memory, mask and the rows of the window; here the step computes them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from txl_export.families.own_module.spec import InputSpec, Named, StateSpec, Ste
 
 
 def build(config: Mapping[str, Any]) -> Any:
-    """Return a `Transformer`, or an `ActorCriticModel` of a training's config, which has the first as `transformer`.
+    """Return a `Transformer`; for a training's config an `ActorCriticModel`, whose `transformer` it is.
 
     A training's config also needs the environment's part: `observation` (a size, or an image's shape), `actions` (one
     size per branch) and `max_episode_length`.
@@ -72,7 +72,7 @@ def _branches(policy: Any) -> list[str]:
 
 
 def _step(module: Any, inputs: Named, states: Named) -> tuple[Named, Named]:
-    """Run one step of each sequence; past an episode's last step no row is written, and `t` stays."""
+    """Run one step of each sequence; after an episode's last step no row is written, and `t` stays."""
     core, memory, t = getattr(module, "transformer", module), states["memory"], states["t"][:, None]
     steps, window = memory.shape[1], core.config["memory_length"]
     slots = torch.arange(window)
@@ -81,7 +81,7 @@ def _step(module: Any, inputs: Named, states: Named) -> tuple[Named, Named]:
     read = memory.gather(1, rows[:, :, None, None].expand(-1, -1, *memory.shape[2:]))
     checked = Distribution._validate_args
     try:
-        Distribution.set_default_validate_args(False)  # its checks branch on values, which no graph can
+        Distribution.set_default_validate_args(False)  # its checks branch on values, which graphs cannot
         found, *value, row = module(inputs["obs"], read, visible, rows)
     finally:
         Distribution.set_default_validate_args(checked)

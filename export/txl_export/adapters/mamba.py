@@ -1,7 +1,8 @@
-"""mambapy's Mamba, and the language model over it: one token a step, by the package's own `step`.
+"""mambapy's Mamba, and its language model: one token per step, by the package's own `step`.
 
 Each layer carries the convolution's last inputs and the state-space layer's state. The package can continue from a
-state only by single tokens; with `--segment-length 64 --segment-length 1` a bundle has segments made of that step.
+state only by single tokens; `--segment-length 64 --segment-length 1` gives a bundle segments that are made from that
+step.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
     layers = getattr(getattr(module, "mamba", module), "layers", ())
     mixers: list[Any] = [getattr(layer, "mixer", None) for layer in layers]
     known = all(hasattr(mixer, "ssm_step") and hasattr(mixer, "A_log") for mixer in mixers)
-    if not mixers or not known or any(hasattr(mixer, "A_log_b") for mixer in mixers):  # _b: a scan from the end
+    if not mixers or not known or any(hasattr(mixer, "A_log_b") for mixer in mixers):  # _b: it also scans backwards
         raise UsageError(
             f"this {type(module).__name__} is not made of layers with mixer.ssm_step and A_log alone, expected "
             "mambapy.lm.LM or mambapy.mamba.Mamba; Mamba-2 and Jamba have other states, and Vision Mamba scans from "

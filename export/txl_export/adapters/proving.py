@@ -1,7 +1,7 @@
-"""Proof that an adapter's step computes what the package's own call computes: both run, and results are compared.
+"""Checks that an adapter's step computes what the package's own call computes: runs both and compares results.
 
-A package's memory grows row by row; a step has all rows from the start and hides those that are not filled. The results
-are equal under some options of the package and not under others, which are too many to list.
+A package's memory grows row by row; a step has all rows from the start and hides rows that are not filled. Whether
+results are equal depends on the package's options, which are too many to list.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from txl_export.families.own_module.spec import StepSpec
 
 Tensors: TypeAlias = Mapping[str, Tensor]
 Own: TypeAlias = Callable[[Any, Tensors, Any], tuple[Tensors, Tensors, Any]]
-"""(module, inputs, carried) → (outputs, states, carried): a package's own call for one sequence. `carried` is None at
-first, and the states hold only rows that are filled."""
+"""(module, inputs, carried) → (outputs, states, carried): the package's own call for one sequence. `carried` is None in
+the first call. The returned states hold only filled rows."""
 LIMIT = 1e-4
-"""Largest relative difference of equal forms: room for float32, in which some packages compute parts in any case."""
+"""Largest relative difference that counts as equal: some packages compute parts in float32 in any case."""
 
 
 def proven(forms: Sequence[StepSpec], own: Own, lengths: Sequence[int]) -> StepSpec:
-    """Return the first form of a step that computes what the package's own call computes.
+    """Return the first of several forms of a step that computes what the package's own call computes.
 
     Args:
-        forms: steps of one module, whose states have their filled rows at the end.
+        forms: steps of one module; their states have the filled rows at the end.
         own: the package's own call.
-        lengths: L of each segment that both run, e.g. (8, 4, 8).
+        lengths: lengths of the segments that both run, e.g. (8, 4, 8).
 
     Raises:
-        OwnCodeError: the package's own call fails, or a form does.
+        OwnCodeError: the package's own call or a form fails.
         UsageError: no form computes the same.
     """
     for form in forms:
@@ -53,9 +53,9 @@ def proven(forms: Sequence[StepSpec], own: Own, lengths: Sequence[int]) -> StepS
 
 
 def _differences(spec: StepSpec, own: Own, lengths: Sequence[int]) -> Iterator[str]:
-    """Yield what differs, e.g. "output logits of segment 2", between two sequences of the step and the package's own.
+    """Yield each difference between step and package, e.g. "output logits of segment 2", for two sequences.
 
-    The second sequence starts again at segment 2. If the step takes `valid`, segments are padded to the longest.
+    The second sequence starts anew at segment 2. If the step takes `valid`, segments are padded to the longest.
     """
     draws = np.random.default_rng(0)
     segments = [random_inputs(spec, 2, max(lengths) if spec.lengths else length, draws) for length in lengths]
@@ -94,19 +94,19 @@ def _run(
 
 
 def _one(tensor: Tensor, axes: Axes, sequence: int, length: int = 0) -> Tensor:
-    """Return one sequence of a tensor, cut to its first `length` positions (and lookahead) if it has any."""
+    """Return one sequence of a tensor, cut to its first `length` positions (and lookahead) if it has positions."""
     return tensor[axes.window(0, length, slice(sequence, sequence + 1))]
 
 
 def _like(ours: Tensor, theirs: Tensor, end: int) -> Tensor:
-    """Cut `ours` to the sizes of `theirs`, keeping the first rows (`end` 0) or the last (-1): [1, 8] → [1, 5]."""
+    """Cut `ours` to the shape of `theirs`, keeping the first rows (`end` 0) or the last (-1): [1, 8] → [1, 5]."""
     for axis, size in enumerate(theirs.shape):
         ours = ours.narrow(axis, end and max(0, ours.shape[axis] - size), min(size, ours.shape[axis]))
     return ours
 
 
 def _second_anew(spec: StepSpec, states: Tensors, dtype: torch.dtype) -> States:
-    """Return copies of the states with the second sequence at its start."""
+    """Return copies of the states in which the second sequence is at its start."""
     fresh, changed = fresh_states(spec, 2, dtype), {name: tensor.clone() for name, tensor in states.items()}
     for entry in spec.states:
         changed[entry.name][entry.axes.at(1)] = cast(Tensor, fresh[entry.name])[entry.axes.at(1)]

@@ -23,7 +23,8 @@ from txl_export.adapters.refusing import refuse_recurrent_memory, refuse_short
 from txl_export.families.own_module.spec import InputSpec, Named, OutputSpec, StateSpec, StepSpec
 
 _BEGIN = 9998
-"""Two less than 10000, the package's position of the first token: 9999 is the null key's, 9998 leaves room for 0's."""
+"""First rotary position of the tables. The package's first token has 10000; the null key has 9999; 9998 leaves room for
+position 0."""
 
 
 def build(config: Mapping[str, Any]) -> Any:
@@ -34,7 +35,7 @@ def build(config: Mapping[str, Any]) -> Any:
 
 
 def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
-    """Return the step of a RecurrentMemoryTransformer, or of the one that a wrapper has as `transformer`."""
+    """Return the step of a RecurrentMemoryTransformer, or of a wrapper that has one as `transformer`."""
     module = getattr(module, "transformer", module)
     attentions = _attentions(module)
     refuse_recurrent_memory(module, attentions)
@@ -91,14 +92,14 @@ def _attentions(module: Any) -> list[Any]:
 
 
 def _hide(seen: Tensor, _: Any, given: Any, named: dict[str, Any]) -> Any:
-    """Forward pre-hook of an attention: hide keys outside `seen`, bool [B, keys], and those that its mask hides."""
+    """Forward pre-hook of an attention: hide keys that are False in `seen` [B, keys], or hidden by its own mask."""
     return given, named | {"mask": seen[:, None, None] & (True if named["mask"] is None else named["mask"])}
 
 
 def _angles(module: Any) -> dict[torch.dtype, Tensor]:
-    """Return tables of rotary angles by dtype: of position 0, then of every other that can occur; {} without rotation.
+    """Return tables of rotary angles by dtype: first position 0, then all other positions; {} without rotation.
 
-    Tokens begin at 10000, where angles are coarse in float32; so whole turns are removed in float64.
+    Tokens begin at position 10000, where float32 angles are coarse; so whole turns are subtracted in float64.
     """
     if module.rotary_pos_emb is None:
         return {}
@@ -109,6 +110,6 @@ def _angles(module: Any) -> dict[torch.dtype, Tensor]:
 
 
 def _turned(angles: Mapping[torch.dtype, Tensor], before: Tensor, rotary: Any, given: Any, _: Any) -> Tensor:
-    """Forward hook of the rotary embedding: return angles of positions less `before` [B]; memories stay at 0."""
+    """Forward hook of the rotary embedding: return angles of positions minus `before` [B]; memories stay at 0."""
     places = torch.where(given[0] > 0, given[0] - before[:, None], 0)
     return angles[rotary.inv_freq.dtype][places][:, None]

@@ -1,37 +1,40 @@
 """Actor-critics with an LSTM or GRU: rsl_rl's, rl_games', sb3-contrib's RecurrentPPO, and a plain one.
 
-Output `action` is the action without noise, a mean or one score per action; `value` is the critic's. States are `h` and
-`c`, or `actor.h` … if the critic has its own. The step normalises observations as training does. An input
-`episode_start` clears the states of sequences for which it is not 0; the step has it if the package has it, unless
-`episode_start_input` in the config says otherwise.
+Output `action` is the action without noise (a mean, or one score per action); `value` is the critic's. States are `h`
+and `c`, or `actor.h` … if the critic has its own. The step normalises observations as training does. The input
+`episode_start` resets the states of sequences for which it is not 0. The step has this input if the package has it, or
+as `episode_start_input` in the config says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from txl_runtime.errors import CheckpointError, UsageError
 
-from txl_export.adapters.policies import plain, rl_games, rsl_rl, sb3
+from txl_export.adapters.policies import plain, rl_games, rsl_rl, sb3, skrl
 from txl_export.adapters.policies.shape import Recurrence, state_specs
 from txl_export.adapters.registry import unwrapped
+from txl_export.families.own_module.sizes import random_inputs
 from txl_export.families.own_module.spec import InputSpec, Named, StepSpec
 
 START, STARTS = "episode_start", "episode_start_input"
 
 
 def build(config: Mapping[str, Any]) -> Any:
-    """Return a policy without its weights, of the package whose keys the config has."""
+    """Return a policy without weights, of the package to which the config's keys belong."""
     config = rl_games.unfolded(config)
-    nearest: Any = max((plain, rl_games, rsl_rl), key=lambda package: len(set(package.KEYS) & set(config)))
+    nearest: Any = max((plain, rl_games, rsl_rl, sb3, skrl), key=lambda package: len(set(package.KEYS) & set(config)))
     missing = [key for key in nearest.KEYS if key not in config]
     if not missing:
         return nearest.build(config)
     lacks = f", lacks {', '.join(missing)}" if len(missing) < len(nearest.KEYS) else ""
-    keys = ", or ".join(" ".join(package.KEYS) for package in (rsl_rl, rl_games, plain))
+    keys = ", or ".join(" ".join(package.KEYS) for package in (rsl_rl, rl_games, sb3, skrl, plain))
     raise UsageError(
         f"the config has {', '.join(config) or 'no keys'}{lacks}, expected {keys}; of any other policy: "
         'build the policy as your training did and call txl_export.adapt("recurrent-policy", policy); of sb3-contrib '
@@ -40,7 +43,7 @@ def build(config: Mapping[str, Any]) -> Any:
 
 
 def split(stored: Any, config: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], None]:
-    """Return the state dict; if rsl_rl stored one per model, those of the models that the config has."""
+    """Return the state dict; if rsl_rl stored one per model, those of the config's models, merged."""
     if not isinstance(stored, Mapping) or not stored:
         raise CheckpointError("there is no state dict; save policy.state_dict(), or give the training's checkpoint")
     return rsl_rl.state_dict(unwrapped(stored), config or {}), None
@@ -50,7 +53,7 @@ def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
     """Return the step of a policy: one position of each sequence, or any number for the plain policy."""
     config = config or {}
     module = _policy(module)
-    found = (package.shape(module, config) for package in (rl_games, sb3, rsl_rl, plain))
+    found = (package.shape(module, config) for package in (rl_games, sb3, rsl_rl, skrl, plain))
     shape = next((one for one in found if one is not None), None)
     if shape is None:
         raise UsageError(
@@ -68,11 +71,18 @@ def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
         return dict(zip((entry.name for entry in shape.outputs), outputs, strict=True)), recurrence.states
 
     inputs = [*shape.inputs, *([InputSpec(START, ("B",))] if starts else [])]
-    return StepSpec(module, inputs, state_specs(module, shape.rnns), shape.outputs, step=step)
+    spec = StepSpec(module, inputs, state_specs(module, shape.rnns), shape.outputs, step=step)
+    return replace(spec, samples=_episodes(spec)) if starts and not spec.has_length else spec
+
+
+def _episodes(spec: StepSpec) -> dict[str, Any]:
+    """Return samples of which one in 64 begins an episode; random numbers would clear the states in every step."""
+    drawn = random_inputs(spec, 64, 1, np.random.default_rng(0))
+    return {name: tensor.numpy() for name, tensor in drawn.items()} | {START: np.eye(1, 64, dtype=np.float32)[0]}
 
 
 def _policy(given: Any) -> Any:
-    """Return the policy, also of an algorithm that has it, or of a runner that has the algorithm."""
+    """Return the policy of an algorithm, or of a runner's algorithm; anything else is returned unchanged."""
     algorithm = getattr(given, "alg", given)
     if algorithm is not given and not isinstance(getattr(given, "obs_normalizer", nn.Identity()), nn.Identity):
         raise UsageError(

@@ -1,7 +1,4 @@
-"""Refusals of options whose state no step can carry: what was found, what is expected, what to do.
-
-They stand apart from the adapters, which describe the steps.
-"""
+"""Refuses options whose state no step can carry: what was found, what is expected, what to do."""
 
 from __future__ import annotations
 
@@ -17,11 +14,11 @@ _ALONE = {
     "qkv_receive_diff_residuals": "integrate_layers",
     "orthog_projected_values": "attn_orthog_projected_values",
 }
-"""Options of x-transformers by the attribute that each sets; some of them fail with a memory in the package itself."""
+"""Options of x-transformers, by the attribute that each sets; some of them fail with a memory in the package itself."""
 
 
 def refuse_x_transformers(module: Any) -> None:
-    """Refuse a wrapper without a memory, with several heads, with means and variances, or with a PrefixDecoder."""
+    """Refuse a wrapper without memory, with several heads, with means and variances, or with a PrefixDecoder."""
     rows, layers = getattr(module, "max_mem_len", None), getattr(module, "attn_layers", None)
     if layers is None or not rows or rows < 1:
         raise UsageError(
@@ -41,12 +38,12 @@ def refuse_x_transformers(module: Any) -> None:
 
 
 def suspects(module: Any) -> list[str]:
-    """Return the options of x-transformers that may be the cause if the package itself fails."""
+    """Return the options of x-transformers that may be the cause of a failure in the package itself."""
     return [option for name, option in _ALONE.items() if any(_has(part, name) for part in module.modules())]
 
 
 def refuse_recurrent_memory(module: Any, attentions: list[Any]) -> None:
-    """Refuse a module that is no RecurrentMemoryTransformer, and one whose mask does not fit its keys."""
+    """Refuse a module that is no RecurrentMemoryTransformer, or whose mask does not fit its keys."""
     if not attentions or not hasattr(module, "read_memory_emb"):
         raise UsageError(
             f"this {type(module).__name__} has no read_memory_emb, or no layers with null_kv; expected the "

@@ -1,4 +1,4 @@
-"""Makes a `StepSpec` of a package's module, or of a config and a file of weights.
+"""Makes a `StepSpec` from a package's module, or from a config and a file of weights.
 
 Importing this module needs no package; an adapter's module is imported when it is used.
 """
@@ -21,33 +21,33 @@ from txl_export.families.own_module.own_code import OwnCodeError, own_code
 from txl_export.families.own_module.spec import StepSpec
 
 WRAPPERS = ("model", "model_state_dict", "state_dict", "weights")
-"""Keys under which checkpoints of training loops hold the state dict."""
+"""Keys under which checkpoints of training loops store the state dict."""
 _ENDINGS = (".pt", ".pth", ".pkl", ".safetensors")
 _NESTED = 3
-"""Most of these keys inside one another: {"model": {"state_dict": …}} has 2."""
+"""Maximum number of these keys nested in one another, e.g. 2 in {"model": {"state_dict": …}}."""
 
 
 class AdapterModule(Protocol):
     """The functions of an adapter's module; `split` may be missing."""
 
     def build(self, config: Mapping[str, Any]) -> Any:
-        """Return the package's module, made of its constructor's arguments."""
+        """Return the package's module, made with the constructor's arguments in `config`."""
 
     def step_spec(self, module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
-        """Return the step of a module, read from its attributes; `config` only for values that it does not hold.
+        """Return the step of a module, read from its attributes; `config` supplies only values that they lack.
 
         Raises:
-            UsageError: an option whose state cannot be carried, or a missing key of the config.
+            UsageError: an option has state that cannot be carried, or the config lacks a key.
         """
 
     def split(
         self, stored: Any, config: Mapping[str, Any] | None
     ) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
-        """Return the state dict in a checkpoint's content, and the config in it or None; `config` is the user's."""
+        """Return a checkpoint's state dict, and the config in it or None; `config` is the user's."""
 
 
 class _Config(dict[str, Any]):
-    """The constructor's arguments; looking up a missing one raises an error that names it."""
+    """The constructor's arguments; reading a missing one raises an error that names it."""
 
     def __missing__(self, key: str) -> Any:
         given = f"it has {', '.join(map(str, self))}" if self else "it is empty"
@@ -58,13 +58,13 @@ def adapt(name: str, module: Any, config: Mapping[str, Any] | None = None) -> St
     """Return the step of a package's module in memory, with its weights, e.g. `adapt("mamba", model)`.
 
     Args:
-        name: the adapter's; docs/adapters.md lists all.
-        module: the package's own.
-        config: the constructor's arguments, if the module itself does not hold a size.
+        name: the adapter's name; docs/adapters.md lists all.
+        module: the package's module.
+        config: the constructor's arguments, if the module's attributes lack a size.
 
     Raises:
         UsageError: there is no such adapter, or the module has an option that cannot be exported.
-        CheckpointError: its weights hold NaN or infinity.
+        CheckpointError: the module's weights contain NaN or infinity.
     """
     return _specified(name, module, config, f"this {type(module).__name__}")
 
@@ -75,10 +75,10 @@ def load_adapted(
     """Build a package's module, load its weights and return its step.
 
     Args:
-        name: the adapter's.
-        config: the arguments of the package's constructor, or a JSON file of them; None if the checkpoint holds them
-            all. They override those in the checkpoint.
-        weights: a checkpoint of the package's, read without running anything in it; or a state dict in memory.
+        name: the adapter's name.
+        config: the arguments of the package's constructor, or a JSON file of them; None if the checkpoint contains all
+            of them. They override the checkpoint's.
+        weights: a checkpoint of the package, read without running its code; or a state dict in memory.
 
     Raises:
         UsageError: there is no such adapter or package, or the config does not fit.
@@ -104,7 +104,7 @@ def load_adapted(
 
 
 def unwrapped(stored: Any) -> Any:
-    """Return the content under a key of `WRAPPERS`, or under up to 3 inside one another; else the whole."""
+    """Return the content under a key of `WRAPPERS`, nested up to 3 times; else the content itself."""
     for _ in range(_NESTED):
         if isinstance(stored, Mapping):
             stored = next((stored[key] for key in WRAPPERS if isinstance(stored.get(key), Mapping)), stored)
@@ -124,13 +124,13 @@ def package_of(name: str, config: str | Path | Mapping[str, Any] | None = None) 
     adapter = ADAPTERS[name].of(_read(config) or {}) if name in ADAPTERS else None
     if adapter is None or not adapter.imports:
         return ""
-    if adapter.advice:  # episodic's repository has no version
+    if adapter.advice:  # the repository of "episodic" has no version
         return adapter.package
     if find_spec(adapter.imports) is None:
         return ""
     try:
         return f"{adapter.package} {version(adapter.package)}"
-    except PackageNotFoundError:  # a checkout on the path
+    except PackageNotFoundError:  # a checkout on the path, not an installed package
         return adapter.package
 
 
@@ -141,7 +141,7 @@ def _read(config: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any] | 
 def _specified(name: str, module: Any, config: Mapping[str, Any] | None, what: str) -> StepSpec:
     """Return the step of a module whose weights are finite; `what` names the weights in messages."""
     step_spec = _module(name).step_spec
-    _refuse_not_finite(module, what)  # first: some adapters run the module to specify it
+    _refuse_not_finite(module, what)  # before anything else, because some adapters run the module
     with own_code(f"the adapter {name} cannot read this {type(module).__name__}"):
         spec = step_spec(module, None if config is None else _Config(config))
     if spec.module is not module:
@@ -150,7 +150,7 @@ def _specified(name: str, module: Any, config: Mapping[str, Any] | None, what: s
 
 
 def _refuse_not_finite(module: Any, what: str) -> None:
-    """Refuse NaN, and infinite parameters; a buffer may have infinities, as masks do."""
+    """Refuse NaN, and infinite parameters; a buffer, e.g. a mask, may be infinite."""
     if not isinstance(module, nn.Module):
         return
     parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
@@ -170,7 +170,7 @@ def _module(name: str) -> AdapterModule:
 
 
 def _built(name: str, build: Callable[[Mapping[str, Any]], Any], config: _Config) -> Any:
-    """Build the module; say in one line which package is not installed, or what the constructor refuses."""
+    """Build the module; name a package that is not installed, or report what the constructor refuses, in one line."""
     adapter = ADAPTERS[name].of(config)
     try:
         with own_code(f"{name}: the package refuses the config"):
@@ -193,7 +193,7 @@ def _refuse_folder(path: Path) -> None:
 
 
 def usual_split(stored: Any, _: Any) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
-    """Return the state dict of a usual checkpoint: the file itself, under one of `WRAPPERS`, or in (state, config)."""
+    """Return the state dict of a usual checkpoint: the content, under a key of `WRAPPERS`, or in (state, config)."""
     config = None
     if isinstance(stored, tuple | list) and len(stored) == 2 and all(isinstance(part, Mapping) for part in stored):
         stored, config = stored
@@ -212,7 +212,7 @@ def usual_split(stored: Any, _: Any) -> tuple[Mapping[str, Any], Mapping[str, An
 
 
 def _load(module: Any, state: Mapping[str, Any], what: str) -> None:
-    """Load a state dict that has exactly the module's names, after dropping a prefix that all of its names have.
+    """Load a state dict; its names must be the module's, apart from a prefix of all names, which is dropped.
 
     Raises:
         CheckpointError: tensors are missing, unexpected or of a different shape.

@@ -1,7 +1,7 @@
-"""RLlib's GTrXLNet, and the model that `use_attention` makes around one, with the sampler's memory and the value head.
+"""RLlib's GTrXLNet, and the model that `use_attention` builds around it, with its sampler's memory and value head.
 
-The package's model returns only the rows of this segment. Its sampler keeps the newest `memory_inference` rows of each
-unit, which are zeros at first and attended to; here the step keeps them.
+The package's model returns only the rows of this segment. The package's sampler keeps the newest `memory_inference`
+rows of each unit; they start as zeros that take part in attention. Here the step keeps them.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from txl_export.families.own_module.spec import InputSpec, Named, OutputSpec, St
 
 
 def build(config: Mapping[str, Any]) -> Any:
-    """Return a `GTrXLNet` of its arguments; with `use_attention` the model that RLlib makes of this model config.
+    """Return a `GTrXLNet` for its arguments; with `use_attention` the model that RLlib makes from this model config.
 
-    `observation`, the size or shape of one, and `num_outputs` take the place of the environment's spaces.
+    `observation` (the size or shape of an observation) and `num_outputs` replace the environment's spaces.
     """
     from gymnasium.spaces import Box, Discrete
     from ray.rllib.models.catalog import MODEL_DEFAULTS, ModelCatalog
@@ -30,7 +30,7 @@ def build(config: Mapping[str, Any]) -> Any:
     del given["observation"]
     space = Box(-1.0, 1.0, (size,) if isinstance(size, int) else tuple(size))
     outputs = given.pop("num_outputs", None)
-    actions = Discrete(outputs or 1)  # GTrXLNet does not read it
+    actions = Discrete(outputs or 1)  # GTrXLNet ignores it
     if given.get("use_attention"):
         return ModelCatalog.get_model_v2(space, actions, outputs, {**MODEL_DEFAULTS, **given}, framework="torch")
     longest = {**MODEL_DEFAULTS, "max_seq_len": given.pop("max_seq_len", MODEL_DEFAULTS["max_seq_len"])}
@@ -38,7 +38,7 @@ def build(config: Mapping[str, Any]) -> Any:
 
 
 def split(stored: Any, config: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
-    """Return the weights and, from the `policy_state.pkl` of a policy with `use_attention`, the whole config.
+    """Return the weights, and for the `policy_state.pkl` of a policy with `use_attention` the whole config.
 
     The names of the weights decide `vf_share_layers`, because algorithms such as PPO change it.
     """
@@ -59,7 +59,7 @@ def split(stored: Any, config: Mapping[str, Any] | None) -> tuple[Mapping[str, A
 
 
 def _entries(value: Any) -> Mapping[str, Any]:
-    """Return a dictionary, or the attributes of a pickled object, which is a `Stub` here; {} for anything else."""
+    """Return a dictionary, or the attributes of a pickled object (a `Stub`); {} for anything else."""
     value = value.state if isinstance(value, Stub) else value
     return value if isinstance(value, Mapping) else {}
 
@@ -88,7 +88,7 @@ def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
 
 
 def _step(module: Any, inputs: Named, states: Named) -> tuple[Named, Named]:
-    """Run one segment; the package takes [B·L, …] and stores features for the value head: attributes are restored."""
+    """Run one segment as [B·L, …], which the package takes, and restore attributes in which it stores features."""
     obs, core = inputs["obs"], getattr(module, "gtrxl", module)
     batch, length = obs.shape[:2]
     held = list(states.values()) or [obs.new_zeros(batch, 0, core.attention_dim)] * core.num_transformer_units

@@ -28,7 +28,7 @@ class Adapter:
     by_key: Mapping[str, Adapter] = field(default_factory=dict)
 
     def of(self, config: Mapping[str, Any]) -> Adapter:
-        """Return the line of the package that builds a model of this config."""
+        """Return the line of the package that builds models for this config."""
         return next((line for key, line in self.by_key.items() if key in config), self)
 
     @property
@@ -46,6 +46,7 @@ _POLICIES = {
     "obs_groups": Adapter("recurrent_policy", "rsl-rl-lib", "rsl_rl"),
     "params": _RL_GAMES,
     "network": _RL_GAMES,
+    "policy_kwargs": Adapter("recurrent_policy", "sb3-contrib", "sb3_contrib"),
 }
 
 ADAPTERS: Mapping[str, Adapter] = {

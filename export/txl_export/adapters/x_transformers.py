@@ -1,7 +1,8 @@
-"""x-transformers: a TransformerWrapper or ContinuousTransformerWrapper with `max_mem_len`, as one graph of fixed rows.
+"""x-transformers: a TransformerWrapper or ContinuousTransformerWrapper with `max_mem_len`, as one graph with a fixed
+number of rows.
 
-The package joins the rows of each segment to memories that grow. Here each memory has all M rows from the start, the
-newest at the end, and a counter; the package's own argument `mem_masks` hides rows that are not filled.
+In the package, memories grow by the rows of each segment. Here each memory has all M rows from the start, the newest at
+the end, and a counter; the package's own argument `mem_masks` hides rows that are not filled.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from txl_export.families.own_module.spec import VALID, InputSpec, Named, OutputS
 
 
 def build(config: Mapping[str, Any]) -> Any:
-    """Return a TransformerWrapper over a Decoder, a ContinuousTransformerWrapper if the config lacks `num_tokens`."""
+    """Return a TransformerWrapper over a Decoder; a ContinuousTransformerWrapper if the config lacks `num_tokens`."""
     import x_transformers
 
     kind = "TransformerWrapper" if "num_tokens" in config else "ContinuousTransformerWrapper"
@@ -30,7 +31,7 @@ def build(config: Mapping[str, Any]) -> Any:
 
 
 def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
-    """Return the step of a wrapper, or of the one that a second wrapper has as `net`."""
+    """Return the step of a wrapper, or of the wrapper inside a second one (its `net`)."""
     module = getattr(module, "net", module)
     refuse_x_transformers(module)
     rows, layers = module.max_mem_len, module.attn_layers
@@ -54,7 +55,7 @@ def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
 
 
 def _interface(module: Any, layers: Any) -> tuple[InputSpec, OutputSpec]:
-    """Return input and output; logits have their role only if each predicts the next token without seeing it."""
+    """Return input and output; logits have the role "logits" only if each predicts the next token without seeing it."""
     if not hasattr(module, "token_emb"):
         width = getattr(module.project_in, "in_features", layers.dim)
         return InputSpec("features", ("B", "L", width)), OutputSpec("output")
@@ -73,7 +74,7 @@ def _step(module: Any, inputs: Named, states: Named, output: str) -> tuple[Named
         x = torch.where((torch.arange(length) < valid[:, None])[:, :, None], x, 0)
     filled = torch.arange(rows) >= rows - fill[:, None]
     result, seen = module(x, mems=memories, mem_masks=[filled] * len(names), return_intermediates=True)
-    before = seen.hiddens[0].shape[1] - length  # memory tokens stand before the segment, and are kept as well
+    before = seen.hiddens[0].shape[1] - length  # memory tokens before the segment are kept, too
     new = before + (torch.full_like(fill, length) if valid is None else valid)
     if hasattr(module, "shift_mem_down"):
         memories = memories[module.shift_mem_down :] + memories[: module.shift_mem_down]

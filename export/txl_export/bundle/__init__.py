@@ -1,1 +1,1 @@
-"""Writers of bundles: a bundle gets its name only when it is complete."""
+"""Writes bundles: a bundle gets its name only when it is complete."""

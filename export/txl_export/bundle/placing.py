@@ -1,9 +1,9 @@
-"""Publication of a bundle, or of a different kind of folder: all of it or nothing, even if the process is killed.
+"""Publishes a bundle, or another kind of folder, completely or not at all, even if the process is killed.
 
-A bundle is built in a hidden folder beside its final name and renamed when it is complete. If it replaces an old
-bundle, one system call swaps the two folders on Linux; on other systems the old one is renamed first. A lock file
-stands beside the hidden folder. A killed process leaves both behind but no longer holds the lock, so the next run knows
-that it may remove them.
+A bundle is built in a hidden folder next to its final name and renamed when it is complete. If it replaces an old
+bundle, one system call swaps the two folders on Linux; on other systems the old one is renamed first. Next to the
+hidden folder is a lock file. A killed process leaves both behind but no longer holds the lock, so the next run may
+remove them.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from typing import NamedTuple
 from filelock import FileLock, Timeout
 from txl_runtime.bundle.folder import ASIDE
 from txl_runtime.bundle.reading import MANIFEST
-from txl_runtime.bundle.writing import PARTIAL, sync_folder
+from txl_runtime.bundle.writing import PARTIAL
 from txl_runtime.errors import TxlError, UsageError
+from txl_runtime.system import sync_folder
 
 LOCK = ".lock"
 
@@ -35,7 +36,7 @@ class Kind(NamedTuple):
 
     Attributes:
         noun: its name in messages.
-        marker: the file that only such a folder has; a folder without it is never replaced, unless it is empty.
+        marker: a file that only this kind of folder has; a folder without it is replaced only if it is empty.
         example: an example of its path.
     """
 
@@ -53,10 +54,10 @@ def is_text(path: Path) -> bool:
 
 
 def check_destination(target: Path, force: bool, kind: Kind = BUNDLE) -> None:
-    """Refuse a path where no bundle can be put, before any work is done.
+    """Refuse a path at which a bundle cannot be written, before any work is done.
 
     Raises:
-        UsageError: it exists and `force` is off, it is no bundle, its parent is no folder, or it is not UTF-8.
+        UsageError: the path exists and `force` is off, it is no bundle, its parent is no folder, or it is not UTF-8.
         TxlError: the path cannot be read.
     """
     with _explained(target, "nothing was written"):
@@ -103,7 +104,7 @@ def _other(target: Path, kind: Kind) -> UsageError:
 def publishing(target: Path, force: bool, kind: Kind = BUNDLE) -> Iterator[Path]:
     """Yield a hidden folder to build a bundle (or `kind`) in; rename it when the block ends, remove it on an error.
 
-    A bundle with its final name survives a loss of power: its files are written through to the disk before.
+    A bundle with its final name survives a loss of power: its files are flushed to the disk before.
 
     Raises:
         UsageError: see `check_destination`.
@@ -123,11 +124,11 @@ def publishing(target: Path, force: bool, kind: Kind = BUNDLE) -> Iterator[Path]
             _check(target, force, kind)
             _place(partial, target, kind)
         with _explained(target, f"the new {kind.noun} is there, but a loss of power may undo that"):
-            sync_folder(target.parent)  # has to come before the old bundle's files are removed
+            sync_folder(target.parent)  # must precede the removal of the old bundle's files
     finally:
         try:
             _clean(partial, target)
-        except BaseException:  # Ctrl-C during the removal: remove first, then let it through
+        except BaseException:  # Ctrl-C during the removal: finish it first
             _clean(partial, target)
             raise
         finally:
@@ -136,7 +137,7 @@ def publishing(target: Path, force: bool, kind: Kind = BUNDLE) -> Iterator[Path]
 
 @contextlib.contextmanager
 def _explained(place: Path, outcome: str) -> Iterator[None]:
-    """Raise a TxlError of one line for an OSError inside the block."""
+    """Turn an OSError inside the block into a TxlError of one line."""
     try:
         yield
     except OSError as error:
@@ -147,11 +148,11 @@ def _explained(place: Path, outcome: str) -> Iterator[None]:
 
 
 def _place(partial: Path, target: Path, kind: Kind) -> None:
-    """Give the finished folder its name; an old bundle gets the hidden name in exchange, or is set aside."""
+    """Give the finished folder its name; swap it with an old bundle, or set the old bundle aside."""
     if not target.exists():
         partial.rename(target)
     elif _exchange(partial, target):
-        if not _replaceable(partial, kind):  # it was replaced after the check
+        if not _replaceable(partial, kind):  # the target changed after the check
             _exchange(partial, target)
             raise _other(target, kind)
     else:
@@ -163,7 +164,7 @@ def _place(partial: Path, target: Path, kind: Kind) -> None:
 
 
 def _clean(partial: Path, target: Path) -> None:
-    """Remove the hidden folders; the next run removes those that cannot be removed now."""
+    """Remove the hidden folders; those that cannot be removed now are left to the next run."""
     _remove(partial)
     with contextlib.suppress(OSError):
         _settle(target)
@@ -172,18 +173,18 @@ def _clean(partial: Path, target: Path) -> None:
 def _remove(folder: Path) -> None:
     """Remove a folder and its lock file."""
     _remove_tree(folder)
-    with contextlib.suppress(OSError):  # on Windows a held lock's file goes when the lock is released
+    with contextlib.suppress(OSError):  # Windows deletes a held lock's file when the lock is released
         _lock_file(folder).unlink(missing_ok=True)
 
 
 def _remove_tree(folder: Path) -> None:
-    for _ in range(2):  # Ctrl-C inside rmtree can surface as an OSError: then try again
-        with contextlib.suppress(OSError):  # ignore_errors does not cover all errors
+    for _ in range(2):  # Ctrl-C inside rmtree may surface as an OSError: try again
+        with contextlib.suppress(OSError):  # ignore_errors ignores only some errors
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def _settle(target: Path) -> None:
-    """Rename a bundle that was set aside back if the new one is missing; remove it otherwise."""
+    """Rename a bundle that was set aside back if the new one is missing; else remove it."""
     for aside in sorted(target.parent.glob(f".{glob.escape(target.name)}{ASIDE}*")):
         if target.exists():
             _remove_tree(aside)
@@ -196,7 +197,7 @@ def _lock_file(folder: Path) -> Path:
 
 
 def _exchange(first: Path, second: Path) -> bool:
-    """Swap two folders in one step (Linux renameat2 with RENAME_EXCHANGE); return False where that fails."""
+    """Swap two folders in one step (Linux renameat2 with RENAME_EXCHANGE); return False if that fails."""
     if sys.platform != "linux":
         return False
     at_cwd, rename_exchange = -100, 2
@@ -217,14 +218,14 @@ def _recover(target: Path) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Write every file and folder through to the disk, so that a renamed folder is complete after a power cut."""
+    """Flush every file and folder to the disk, so that a renamed folder is complete after a loss of power."""
     mask = os.umask(0)
     os.umask(mask)
     for path in sorted(folder.rglob("*"), reverse=True):
         if path.is_dir():
             sync_folder(path)
         elif path.is_file():
-            path.chmod(0o666 & ~mask)  # some writers give fewer rights than the umask allows
+            path.chmod(0o666 & ~mask)  # some writers set fewer rights than the umask allows
             with path.open("rb") as stream:
                 os.fsync(stream.fileno())
     sync_folder(folder)

@@ -1,4 +1,4 @@
-"""The last step of writing a bundle: the manifest with the sizes and hashes of the files in the folder."""
+"""Writes the manifest, with sizes and hashes of the files in the folder, as the last step of a bundle."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from txl_runtime.guard.protobuf import RefusedError
 
 
 def seal(folder: Path, manifest: Manifest) -> Manifest:
-    """Write the manifest, with the files in the folder, and return it as read back from there.
+    """Write the manifest with a record of the folder's files; return it as read back.
 
-    It also gets the fields that its tables imply (`derived`) and each graph's opsets, e.g. {"ai.onnx": 18}.
+    The fields that its tables imply (`derived`) are filled in, and each graph's opsets, e.g. {"ai.onnx": 18}.
 
     Raises:
-        BundleError: runtimes would refuse a graph or the manifest; an export has to find that before loading does.
+        BundleError: runtimes would refuse a graph or the manifest.
     """
     files = {
         path.relative_to(folder).as_posix(): FileRecord(size=path.stat().st_size, sha256=file_sha256(path))

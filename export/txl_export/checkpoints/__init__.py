@@ -27,10 +27,11 @@ from txl_export.token_files import regular
 MODULES: tuple[CodeBase, ...] = (txl, remixl, kimiyoung, nvidia, hf, fastai, cntxl)
 CODE_BASES = {module.NAME: module for module in MODULES}
 PREFIXES = ("module.", "decoder.model.")
-"""Prefixes of all names in a wrapped model: of models for several devices, and of fairseq around Hugging Face's."""
+"""Prefixes that wrappers put before every tensor name: "module." by DataParallel, "decoder.model." by fairseq around a
+Hugging Face model."""
 
 
-# Tensors that may stay unread: buffers that are computed anew, and second copies in some files.
+# Tensors that an importer may leave unread: buffers that the model computes anew, and second copies in some files.
 WITHOUT_MEANING = re.compile(
     r"(^|\.)(inv_freq|freq)$|^crit\.shared_out_projs\.|^transformer\.r_[wr]_bias$|^(loss|criterion)\."
 )
@@ -44,8 +45,8 @@ class CheckpointSource(msgspec.Struct, frozen=True):
         sha256: the hash of the file; None for a state dict in memory.
         container: the format of the file.
         recognised: the code base, and the reason for it.
-        overrides: facts that the user gave in place of the importer's.
-        overridden: the importer's values of these facts.
+        overrides: dialect facts that the user gave; they replace the importer's.
+        overridden: the importer's own values of those facts.
     """
 
     name: str
@@ -86,12 +87,13 @@ def read_checkpoint(
         checkpoint: file, folder or mapping.
         code_base: the code base; "auto" recognises it.
         config: values under the code base's own names; they win over those in the file.
-        aliases: original names for the classes of a fork, e.g. {"modules.MemTransformerLM":
+        aliases: the original class for each class name of a fork, e.g. {"modules.MemTransformerLM":
             "mem_transformer.MemTransformerLM"}.
-        overrides: facts of the dialect in which the checkpoint differs from its code base.
+        overrides: facts in which the checkpoint differs from other files of its code base.
 
     Raises:
-        CheckpointError: it cannot be read as a Transformer-XL; a TorchScript archive raises the subclass ScriptedError.
+        CheckpointError: the checkpoint cannot be read as a Transformer-XL; a TorchScript archive raises the subclass
+            ScriptedError.
         UsageError: an unknown code base, or an override that does not apply; missing config values raise the subclass
             ConfigNeededError.
     """
@@ -140,7 +142,7 @@ def load(path: Path, aliases: Mapping[str, str] | None = None) -> tuple[Any, Loa
     """Return the content of a file or a Hugging Face folder, for `identify`, and the record of reading it.
 
     Raises:
-        CheckpointError: it cannot be read, or it refers to classes that are not known here.
+        CheckpointError: the file cannot be read, or refers to unknown classes.
     """
     refuse_tensorflow(path)
     if path.is_dir():
@@ -160,11 +162,11 @@ def load(path: Path, aliases: Mapping[str, str] | None = None) -> tuple[Any, Loa
 
 
 def import_model(code_base: str, unwrapped: Unwrapped, config: Mapping[str, Any] | None, name: str) -> Imported:
-    """Return the result of `identify` in canonical form; values of `config` win over those in the file.
+    """Convert the result of `identify` to canonical form; values in `config` win over those in the file.
 
     Raises:
-        CheckpointError: it cannot be read as a model of this code base.
-        ConfigNeededError: values are missing in both.
+        CheckpointError: the tensors are not those of a model of this code base.
+        ConfigNeededError: a value is missing from both.
     """
     if not isinstance(unwrapped.config, Mapping | None):
         raise CheckpointError(
@@ -182,13 +184,15 @@ def import_model(code_base: str, unwrapped: Unwrapped, config: Mapping[str, Any]
 
 
 def identify(content: Any, code_base: str, source: str) -> tuple[str, Unwrapped]:
-    """Return the code base and its tensors, recognised by the file's form, else by the names in a bare state dict.
+    """Return the code base of a file's content and the content's parts.
+
+    The file's own form decides; a bare state dict is recognised by its tensor names.
 
     Raises:
         CheckpointError: no code base fits, or several do.
-        UsageError: it is not of the code base that was asked for.
+        UsageError: the file's form belongs to a code base other than `code_base`.
     """
-    for name in sorted(CODE_BASES, key=lambda name: name != code_base):  # the one asked for first
+    for name in sorted(CODE_BASES, key=lambda name: name != code_base):  # try the requested one first
         unwrapped = CODE_BASES[name].unwrap(content, source)
         if unwrapped is not None:
             if code_base not in ("auto", name):
@@ -207,7 +211,7 @@ def identify(content: Any, code_base: str, source: str) -> tuple[str, Unwrapped]
 
 
 def code_bases_with_names(names: Iterable[str]) -> list[str]:
-    """Return the code bases whose marks are among these tensor names; for a known model it is one."""
+    """Return the code bases whose `MARKS` are all among these tensor names; for a known model there is exactly one."""
     return [name for name, code_base in CODE_BASES.items() if set(code_base.MARKS) <= set(names)]
 
 

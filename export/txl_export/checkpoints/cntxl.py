@@ -1,8 +1,8 @@
 """Chinese-Transformer-XL of THUDM (commit d374101, model/gpt2_modeling.py and mpu/transformer.py).
 
 A GPT-2 with relative positions: layer norm before each block and after the last, biases everywhere except on the
-output, whose matrix is the embedding; no scale on the embedding. Memory starts empty. The code has one fixed mask: a
-token in a segment of T tokens sees T keys, a single token (T = 1) everything in memory.
+output, whose matrix is the embedding; no scale on the embedding. Memory starts empty. The attention mask is fixed: a
+token in a segment of T tokens sees T keys; a single token (T = 1) sees all of memory.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ class CntxlConfig(Struct, kw_only=True):
 
 
 def unwrap(content: Any, source: str) -> Unwrapped | None:
-    """Return None: no file of this code has its sizes, so it is recognised by tensor names and needs --config."""
+    """Return None: no file of this code holds its config, so it is recognised by tensor names and needs --config."""
     return None
 
 
 def from_state(state: State, values: Mapping[str, Any]) -> Imported:
-    """Import a whole model's state_dict, not a model-parallel part, with the arguments of GPT2Model."""
+    """Import the state_dict of a whole model (parts of a model-parallel run are refused) with GPT2Model's arguments."""
     found, notes = convert_config(values, CntxlConfig, state.source)
     config = found.model_config(state.source)
     check_config(config, state)
@@ -87,7 +87,7 @@ def from_state(state: State, values: Mapping[str, Any]) -> Imported:
 
 
 def _layer(i: int, state: State) -> Weights:
-    """Return one layer's tensors except u and v; every matrix has a bias."""
+    """Return one layer's tensors except the biases u and v, which all layers share; every matrix has a bias."""
     own = f"transformer.layers.{i}"
     attention, feed_forward = f"{layer_name(i)}.attention", f"{layer_name(i)}.feed_forward"
     names = {

@@ -1,7 +1,7 @@
-"""TransformerXL of fastai 1.0 (1.0.61, text/models/transformer.py), also as musicautobot trains it.
+"""TransformerXL of fastai 1.0 (1.0.61, text/models/transformer.py), which musicautobot uses, too.
 
-A SequentialRNN holds the model as "0" and its decoder as "1". Layer norm after each block, no scale on the embedding,
-memory that starts empty; a query sees everything before it, without a window or a clamp.
+A SequentialRNN holds the model as "0" and its decoder as "1". Layer norm stands after each block, the embedding has no
+scale, and memory starts empty. A query sees everything before it: there is no window and no clamp.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from txl_export.families.transformer_xl.weights import Weights, layer_name
 
 NAME = "fastai"
 MARKS: tuple[str, ...] = ("0.encoder.weight", "0.layers.0.mhra.r_attn.weight")
-ACTIVATIONS = ("ReLU", "Swish", "GeLU")  # the members of its Enum, from 1 on
+ACTIVATIONS = ("ReLU", "Swish", "GeLU")  # fastai pickles a member of its Enum as a number; 1 is the first name here
 
 
 class FastaiConfig(Struct, kw_only=True):
-    """The names of tfmerXL_lm_config that evaluation needs, and those of musicautobot; vocab_sz is usually absent."""
+    """The arguments of tfmerXL_lm_config that evaluation needs, and those of musicautobot; most files lack vocab_sz."""
 
     vocab_sz: Count | None = None
     ctx_len: Count | None = None
@@ -76,13 +76,13 @@ class FastaiConfig(Struct, kw_only=True):
 def unwrap(content: Any, source: str) -> Unwrapped | None:
     """Return the parts of a musicautobot learner's file, {"model": …, "config": …}; None for other content."""
     match content:
-        case {"model": Mapping() as state, "config": config} if set(MARKS) <= set(state):  # others use these keys too
+        case {"model": Mapping() as state, "config": config} if set(MARKS) <= set(state):  # others use both keys, too
             return Unwrapped(state, config, "model and config")
     return None
 
 
 def from_state(state: State, values: Mapping[str, Any]) -> Imported:
-    """Import a model's state with the values of its config; without vocab_sz it is the embedding's height."""
+    """Import a model's state with the values of its config; vocab_sz defaults to the embedding's height."""
     values = {**values, "act": _activation(values.get("act", "ReLU"))}
     found, notes = convert_config(values, FastaiConfig, state.source)
     if second := sorted(name for name in state if name.startswith("0.beat_enc.")):
@@ -108,7 +108,7 @@ def from_state(state: State, values: Mapping[str, Any]) -> Imported:
 
 
 def _heads(own: str, state: State) -> Tensor:
-    """Return u or v as [H, d_head]; the code stores [H, 1, d_head]."""
+    """Return the bias u or v as [heads, d_head]; the code stores [heads, 1, d_head]."""
     bias = state.take(own)
     if bias.dim() != 3 or bias.shape[1] != 1:
         raise CheckpointError(
@@ -118,7 +118,7 @@ def _heads(own: str, state: State) -> Tensor:
 
 
 def _activation(value: Any) -> str:
-    """Return the activation's name, e.g. "ReLU", for an Enum member, a pickled one (by its number), or a name."""
+    """Return the activation's name, e.g. "ReLU"; `value` is an Enum member, its pickled number, or the name."""
     if isinstance(value, Stub):
         match value.args:
             case (int(number),) if 1 <= number <= len(ACTIVATIONS):
@@ -129,7 +129,10 @@ def _activation(value: Any) -> str:
 
 
 def _layer(i: int, found: FastaiConfig, state: State) -> Weights:
-    """Return one layer's tensors except u and v; dropout after the activation shifts the indices in `ff.layers`."""
+    """Return one layer's tensors except the biases u and v.
+
+    A second dropout, if there is one (double_drop), moves the modules behind it in `ff.layers` by one.
+    """
     own = f"0.layers.{i}"
     attention, feed_forward = f"{layer_name(i)}.attention", f"{layer_name(i)}.feed_forward"
     outer, norm = (3, 6) if found.double_drop else (2, 5)

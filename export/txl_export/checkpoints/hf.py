@@ -26,10 +26,12 @@ MARKS: tuple[str, ...] = ("transformer.word_emb.emb_layers.0.weight",)
 
 
 class HfConfig(KimiyoungConfig, kw_only=True):
-    """The names in config.json, the original constructor's except vocab_size; defaults are TransfoXLConfig's."""
+    """The arguments in config.json, named as in kimiyoung's constructor (n_token is vocab_size there), with the
+    defaults of TransfoXLConfig.
+    """
 
     n_token: Count = 267735
-    attn_type: Literal[0] = 0  # transformers refuses to build the others
+    attn_type: Literal[0] = 0  # transformers builds no model with another type
     pre_lnorm: bool = False
     mem_len: Index = 1600
     clamp_len: int = 1000
@@ -41,7 +43,11 @@ class HfConfig(KimiyoungConfig, kw_only=True):
     tie_word_embeddings: bool = True
 
     def tied_projections(self, explicit: bool) -> tuple[bool, ...]:
-        """Return which output projections are the embedding's: tie_projs, else all but the first cluster's, or none."""
+        """Return for each cluster whether its output projection is the embedding's.
+
+        That is tie_projs if the config has it (`explicit`), else proj_share_all_but_first for all clusters but the
+        first.
+        """
         clusters = len(self.cutoffs) + 1
         ties = self.tie_projs if explicit else (False, *[self.proj_share_all_but_first] * len(self.cutoffs))
         return (*ties, *[False] * clusters)[:clusters]
@@ -61,7 +67,8 @@ def read_folder(path: Path) -> tuple[Unwrapped, Loaded]:
     """
     if not (path / CONFIG).exists():
         raise CheckpointError(
-            f"{path}: a folder without {CONFIG}, expected a Hugging Face model; name a checkpoint file"
+            f"{path}: a folder without {CONFIG}, expected a Hugging Face model, "
+            "or a trainer's run with params/agent.yaml; name one, or a checkpoint file"
         )
     weights = next((path / name for name in WEIGHTS if (path / name).is_file()), None)
     if weights is None:
@@ -89,7 +96,7 @@ def read_folder(path: Path) -> tuple[Unwrapped, Loaded]:
 
 
 def unwrap(content: Any, source: str) -> Unwrapped | None:
-    """Return the result of `read_folder`, else None: this code's files are bare state dicts without a config."""
+    """Return the result of `read_folder` unchanged, None for other content: files of this code hold no config."""
     return content if isinstance(content, Unwrapped) else None
 
 
@@ -108,7 +115,7 @@ def from_state(state: State, values: Mapping[str, Any]) -> Imported:
         prefix = f"transformer.layers.{i}"
         canonical |= decoder_layer(i, state, prefix)
         for name, own in (("content_bias", "r_w_bias"), ("position_bias", "r_r_bias")):
-            # A safetensors file has tied biases once, under "transformer.".
+            # A safetensors file stores biases that all layers share only once, under "transformer.".
             bias = f"{prefix}.dec_attn.{own}"
             canonical[f"{layer_name(i)}.attention.{name}"] = state.take(bias if bias in state else f"transformer.{own}")
     tied = found.tied_projections(explicit=values.get("tie_projs") is not None)

@@ -1,4 +1,4 @@
-"""The input of an importer, a state and a config, and its output, a canonical model with evaluation settings."""
+"""Types between a checkpoint's file and the model: the state and config an importer reads, and what it returns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from txl_export.options import ClusterOrder, MemoryStart
 
 S = TypeVar("S", bound=msgspec.Struct)
 
-# Example values in messages: the base model of WikiText-103, under the names of all code bases.
+# Values of Transformer-XL base for WikiText-103 under each code base's names; messages show them as examples.
 EXAMPLES: dict[str, Any] = {
     **dict.fromkeys(("n_token", "vocab_size"), 267735),
     **dict.fromkeys(("n_layer", "n_layers", "num_layers"), 16),
@@ -35,26 +35,26 @@ EXAMPLES: dict[str, Any] = {
 
 
 MOST_CLUSTERS = 256
-"""Most clusters; models have about 4, and thousands would cut a table into as many tensors of one row."""
+"""Upper limit of the number of clusters. Models have about 4; thousands would cut a table into thousands of tensors."""
 
 
 class ConfigNeededError(UsageError):
-    """The lack of config values: neither the file nor the user gave them."""
+    """Config values are missing from the file and the user gave none; the message names them."""
 
 
 class ScriptedError(CheckpointError):
-    """A TorchScript archive whose tensors fit no known model: the user has to write its module."""
+    """The file is a TorchScript archive whose tensors fit no known model: the user has to write its module."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Settings that are chosen when a model is evaluated; None for those that the file lacks.
+    """Settings that are chosen when a model is evaluated, not trained; None if the file lacks one.
 
     Attributes:
-        memory_length: M.
-        segment_length: the file's L (tgt_len), which is only shown.
+        memory_length: the number of memory rows, M.
+        segment_length: the file's tgt_len, which is only shown.
         same_length: whether every query sees the same number of keys.
-        clamp_length: the distance from which on all are treated as equal; 0 for no clamp.
+        clamp_length: distances above it count as this one; 0 for no clamp.
     """
 
     memory_length: int | None = None
@@ -69,15 +69,16 @@ class Imported:
 
     Attributes:
         family: the code base of the file.
-        config, weights: the model (module `weights`).
+        config, weights: the model, in the form of module `families.transformer_xl.weights`.
         memory_start: the memory before the first token, "zeros" or "empty".
         window_beyond_memory: with same_length a query sees M plus this many keys.
         evaluation: the settings in the file.
-        vocabulary: its vocabulary as bundle JSON, if it has one.
+        vocabulary: the vocabulary as bundle JSON; None if the file has none.
         notes: what was ignored or assumed, for the user.
-        window_of: the length that same_length limits keys to. "memory": a query sees M + `window_beyond_memory` keys.
-            "segment": it sees T keys in a segment of T tokens, and everything if T = 1.
-        cluster_order: the file's order of the adaptive softmax's columns for clusters; in `weights` they ascend.
+        window_of: the number of keys that a query sees with same_length. "memory": M + `window_beyond_memory`.
+            "segment": T in a segment of T tokens, and all keys if T = 1.
+        cluster_order: the order in which the file stores the adaptive softmax's columns for clusters; `weights` holds
+            them ascending.
     """
 
     family: str
@@ -112,9 +113,8 @@ class Unwrapped:
 
 
 class State(UserDict[str, Tensor]):
-    """The tensors of a checkpoint by their own names, with a record of those that an importer has read.
-
-    A tensor that it never read would be missing in the model.
+    """The tensors of a checkpoint by their own names, and a record of the tensors that an importer has read: a tensor
+    left unread would be missing from the model.
 
     Attributes:
         source: the name of the file, for messages.
@@ -135,7 +135,7 @@ class State(UserDict[str, Tensor]):
         """Return a required tensor with at least one axis.
 
         Raises:
-            CheckpointError: there is none of this name, or it is a single number.
+            CheckpointError: the state has no tensor of this name, or it is a single number.
         """
         if name not in self:
             raise CheckpointError(
@@ -155,7 +155,7 @@ class State(UserDict[str, Tensor]):
         With prefix "layers.0" and names {"a.norm": "ln"}, "layers.0.ln.weight" becomes "a.norm.weight".
 
         Raises:
-            CheckpointError: one of them is missing.
+            CheckpointError: a tensor is missing.
         """
         return {
             f"{canonical}.{part}": self.take(f"{prefix}.{own}.{part}")
@@ -167,7 +167,7 @@ class State(UserDict[str, Tensor]):
         """Cut a tensor into parts of equal height, e.g. [3D, D] into query, key and value of [D, D].
 
         Raises:
-            CheckpointError: there is none, or its rows are no multiple of the number of parts.
+            CheckpointError: the tensor is missing, or its rows are no multiple of the number of parts.
         """
         joined = self.take(name)
         if joined.shape[0] % len(parts):
@@ -190,14 +190,14 @@ class CodeBase(Protocol):
     MARKS: tuple[str, ...]
 
     def unwrap(self, content: Any, source: str) -> Unwrapped | None:
-        """Return the parts of a file in this code's own form; None for other content."""
+        """Return the parts of a file in this code base's own form; None for other content."""
 
     def from_state(self, state: State, values: Mapping[str, Any]) -> Imported:
-        """Return the canonical form of a state with config values."""
+        """Return the canonical form of a state, with the config values under the code base's names."""
 
 
 def convert_config(values: Mapping[str, Any], kind: type[S], source: str) -> tuple[S, tuple[str, ...]]:
-    """Return config values with checked types and ranges, and a note that lists the keys without a meaning here.
+    """Return config values with checked types and ranges, and a note that lists the keys that are ignored.
 
     Raises:
         ConfigNeededError: a name is missing.
@@ -223,7 +223,7 @@ def convert_config(values: Mapping[str, Any], kind: type[S], source: str) -> tup
 
 
 def check_config(config: ModelConfig, state: State) -> None:
-    """Refuse sizes below 1, and more layers than tensors, before memory is taken for them.
+    """Refuse sizes below 1, and more layers than tensors, before anything of these sizes is allocated.
 
     Raises:
         CheckpointError: a size is too small, or n_layer too large.
@@ -253,7 +253,7 @@ def check_cutoffs(cutoffs: Sequence[int], vocab_size: int, source: str) -> None:
     """Refuse boundaries of the adaptive softmax's clusters that leave a cluster without tokens.
 
     Raises:
-        CheckpointError: they do not ascend between 0 and the vocabulary's size, or there are too many.
+        CheckpointError: the boundaries do not ascend between 0 and the vocabulary's size, or there are too many.
     """
     if len(cutoffs) >= MOST_CLUSTERS:
         raise CheckpointError(

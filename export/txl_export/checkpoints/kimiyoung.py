@@ -1,7 +1,7 @@
 """kimiyoung/transformer-xl, PyTorch: the paper's own code (commit 44781ed, pytorch/mem_transformer.py).
 
-Memory starts empty; with same_length a query sees M keys; with attn_type 0 u and v are shared by all layers; learned
-positions end with distance 0; the columns of the adaptive softmax's clusters are stored in reverse.
+Memory starts empty; with same_length a query sees M keys. With attn_type 0 all layers share the biases u and v. Learned
+tables of positions end with distance 0. The columns of the adaptive softmax's clusters are stored last cluster first.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MARKS: tuple[str, ...] = ("word_emb.emb_layers.0.weight", "crit.out_layers.0.bia
 
 
 class LengthSettings(Struct, kw_only=True):
-    """Lengths that the layers do not depend on, under the names of all code bases that kept the paper's layers."""
+    """Lengths for evaluation, which layers do not depend on, as code bases with the paper's layers name them."""
 
     tgt_len: Count | None = None
     mem_len: Index | None = None
@@ -58,8 +58,8 @@ class LengthSettings(Struct, kw_only=True):
 class KimiyoungConfig(LengthSettings, kw_only=True):
     """The constructor's arguments that evaluation needs, under their own names.
 
-    The last three are no arguments of it: two are read from whole modules, where a fork may have changed them, and
-    num_mem_tokens exists only in LM-RMT.
+    The last three fields are no arguments: layer_norm_epsilon and emb_scale are read from pickled modules, where a fork
+    may have changed them, and num_mem_tokens exists only in LM-RMT.
     """
 
     n_token: Count
@@ -117,7 +117,7 @@ class KimiyoungConfig(LengthSettings, kw_only=True):
 
 
 def unwrap(content: Any, source: str) -> Unwrapped | None:
-    """Return state and config of a module that torch.save(model) wrote, whose attributes are the config; else None."""
+    """Return the state of a module that torch.save(model) wrote, with its attributes as the config; else None."""
     if not isinstance(content, Stub):
         return None
     state, plain = module_state(content)
@@ -147,7 +147,7 @@ def _check_module(module: Stub, source: str) -> None:
     """Refuse a fork's module that computes a different function with the original's tensors.
 
     Raises:
-        CheckpointError: its activation is not ReLU, or it has a tensor that is no parameter.
+        CheckpointError: its activation is not ReLU, or a tensor is an attribute instead of a parameter.
     """
     activation, model = submodule(module, "layers.0.pos_ff.CoreNet.1"), submodule(module, "")
     if activation is not None and activation.class_name.rpartition(".")[2] != "ReLU":
@@ -187,7 +187,7 @@ def layers(config: ModelConfig, state: State) -> Weights:
 
 
 def embedding(config: ModelConfig, state: State, prefix: str) -> Weights:
-    """Return the embedding: a table per cluster, or one with div_val 1, and the projections that exist."""
+    """Return the embedding's tables, one per cluster (one in all if div_val is 1), and the projections that exist."""
     canonical: Weights = {}
     for c in range(1 if config.div_val == 1 else len(config.clusters)):
         canonical[f"embedding.tables.{c}"] = state.take(f"{prefix}.emb_layers.{c}.weight")
@@ -197,13 +197,13 @@ def embedding(config: ModelConfig, state: State, prefix: str) -> Weights:
 
 
 def position_rows(state: State) -> int:
-    """Return the height of the learned position tables r_emb [n_layer, rows, …], 0 without them."""
+    """Return the height of the learned position tables r_emb [n_layer, rows, …]; 0 if there is no r_emb."""
     table = state.get("r_emb")
     return table.shape[1] if table is not None and table.dim() > 1 else 0
 
 
 def _positions(config: ModelConfig, state: State) -> Weights:
-    """Return the tensors of positions outside the layers: u and v, shared or per layer, or learned tables."""
+    """Return the tensors of positions outside the layers: u and v (shared, or one per layer), or learned tables."""
     canonical: Weights = {}
 
     def one_each(name: str) -> Tensor:
@@ -225,13 +225,16 @@ def _positions(config: ModelConfig, state: State) -> Weights:
             canonical[f"{attention}.distance.keys"] = one_each("r_emb")[i].flip(0)
             canonical[f"{attention}.distance.biases"] = one_each("r_bias")[i].flip(0)
         elif config.attn_type == 3:
-            # [rows, H, d_head] here, [rows, D] in NVIDIA's code, with the same order of values.
+            # kimiyoung stores [rows, heads, d_head], NVIDIA [rows, heads · d_head]: flattened they are equal.
             canonical[f"{layer_name(i)}.positions"] = one_each("r_emb")[i].flatten(start_dim=1).flip(0)
     return canonical
 
 
 def decoder_layer(i: int, state: State, prefix: str, attn_type: int = 0) -> Weights:
-    """Return one layer's tensors except positions; q, k and v are rows of one matrix, or k and v of a second."""
+    """Return one layer's tensors except those of positions.
+
+    One matrix holds the rows of query, key and value; with attn_type 2 and 3 a second matrix holds the query's.
+    """
     attention, feed_forward = f"{layer_name(i)}.attention", f"{layer_name(i)}.feed_forward"
     if attn_type in (2, 3):
         joined = state.split(f"{prefix}.dec_attn.kv_net.weight", ("key", "value"))
@@ -254,10 +257,10 @@ def decoder_layer(i: int, state: State, prefix: str, attn_type: int = 0) -> Weig
 def adaptive_softmax(
     config: ModelConfig, state: State, tie_weight: bool, tie_projs: tuple[bool, ...], reverse: bool
 ) -> Weights:
-    """Return the adaptive softmax `crit`; an absent table or projection is the embedding's (tied).
+    """Return the adaptive softmax `crit`; a table or projection that is absent is tied to the embedding's.
 
-    With div_val 1 the code has one table [V, D] for all clusters, which is cut into the clusters' rows. Tensors that
-    the config says are not tied have to exist.
+    With div_val 1 the code has one table [V, D], which is cut into the clusters' rows. A tensor that the config says is
+    not tied has to exist.
     """
     canonical: Weights = {}
     for c, (first, last) in enumerate(config.clusters):
@@ -274,7 +277,7 @@ def adaptive_softmax(
 
 
 def cluster_columns(config: ModelConfig, state: State, reverse: bool) -> Weights:
-    """Return weight and bias of the clusters' logits, none for one cluster; `reverse` if the last comes first."""
+    """Return weight and bias of the clusters' logits; {} for one cluster. `reverse`: the file has the last first."""
     if len(config.clusters) == 1:
         return {}
     parts = {part: state.take(f"crit.cluster_{part}") for part in ("weight", "bias")}

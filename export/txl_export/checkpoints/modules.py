@@ -1,4 +1,4 @@
-"""Tensors of pickled modules by dotted names, and the class of each part; no code of theirs is run."""
+"""Finds tensors of pickled modules by dotted name, and each part's class, without running their code."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from txl_export.checkpoints.files.loading import Loaded
 from txl_export.checkpoints.files.pickle_names import CODE, Name, Stub, shown
 
 _WITHOUT_TENSORS = ("einops.layers.torch.Rearrange", "einops.layers.torch.Reduce")
-"""Layers without tensors whose pickles lack the attributes of a module, such as _modules."""
+"""Layers without tensors whose pickles lack `_modules`, `_parameters` and `_buffers`."""
 WRAPPERS = ("DataParallel", "DistributedDataParallel", "BalancedDataParallel")
 LONGEST = 4096
-"""Most characters in the name of a tensor or a part: a small hostile file could make far longer ones by nesting."""
+"""Maximum number of characters in the name of a tensor or a part: nested modules in a small hostile file could make far
+longer names."""
 _MANGLED = re.compile(r"^__torch__\.|\.?___torch_mangle_\d+(?=\.)")
-"""Additions of TorchScript to a class's Python name, e.g. "__torch__." and ".___torch_mangle_3"."""
+"""Matches what TorchScript adds to a class's Python name, e.g. "__torch__." and ".___torch_mangle_3"."""
 
 
 def module_state(module: Stub) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -60,7 +61,7 @@ def submodule(module: Stub, name: str) -> Stub | None:
 
 
 def _tensors(module: Stub, path: str) -> Iterator[tuple[str, Tensor]]:
-    """Yield names and tensors of a module and its parts; a shared part comes once under each of its names."""
+    """Yield names and tensors of a module and its parts; a part with two names is yielded under both."""
     listed = module.state.get("_non_persistent_buffers_set")
     transient = {name for name in listed if isinstance(name, str)} if isinstance(listed, list) else set()
     buffers = {name: value for name, value in _parts(module, "_buffers").items() if name not in transient}
@@ -102,11 +103,12 @@ def _is_plain(value: Any) -> bool:
 
 
 def unscripted(path: Path, loaded: Loaded) -> Loaded:
-    """Replace the module of a TorchScript archive by its tensors by name, and add the classes of its parts.
+    """Replace the module of a TorchScript archive by a state dict, and add the classes of its parts; else return
+    `loaded`.
 
-    The tensors of `torch.jit.load(file).state_dict()` come in its order, with those of other attributes among them.
-    After them come tensors that only lists and dictionaries hold, e.g. "caches.0". Classes have their Python names,
-    e.g. "torch.nn.modules.rnn.LSTM". Other files are returned as they are.
+    The tensors come in the order of `torch.jit.load(file).state_dict()`, and those of other attributes among them.
+    Tensors that only lists and dictionaries hold follow, e.g. "caches.0". Classes have their Python names, e.g.
+    "torch.nn.modules.rnn.LSTM".
 
     Raises:
         CheckpointError: the archive holds no module, or a part stores itself in a form that is not read here.
@@ -160,7 +162,7 @@ def _inside(value: Any, path: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def joined(path: str, name: str) -> str:
-    """Return the dotted name of a part, e.g. "layers.0" of "layers" and "0"; the path "" is the module itself.
+    """Return the dotted name of a part, e.g. "layers.0" for "layers" and "0"; the path "" is the module itself.
 
     Raises:
         CheckpointError: the name is longer than `LONGEST`.

@@ -1,8 +1,8 @@
 """NVIDIA DeepLearningExamples, PyTorch/LanguageModeling/Transformer-XL (commit 729963d, pytorch/mem_transformer.py).
 
-The layers are kimiyoung's and the memory starts empty as there, but with same_length a query sees M + 1 keys, and the
-adaptive softmax has different names: separate lists of biases and of weights, which are absent when tied, and two lists
-of projections, one shared with the embedding.
+The layers are kimiyoung's, and memory starts empty. With same_length a query sees M + 1 keys. The adaptive softmax has
+other names: a list of biases, a list of weights (absent if tied), and two lists of projections, one of them shared with
+the embedding.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MARKS: tuple[str, ...] = ("word_emb.emb_layers.0.weight", "crit.out_layers_biase
 
 
 class NvidiaConfig(KimiyoungConfig, kw_only=True):
-    """The names in model_config: those of the original constructor, with NVIDIA's default for tie_projs."""
+    """The values in model_config: kimiyoung's names, with NVIDIA's default for tie_projs."""
 
     tie_projs: tuple[bool, ...] = (False,)
 
@@ -72,7 +72,7 @@ def _softmax(config: ModelConfig, found: NvidiaConfig, state: State) -> Weights:
         if (table := f"crit.out_layers_weights.{own}") in state or not found.tie_weight:
             canonical[f"softmax.tables.{c}"] = state.take(table)[rows]
         canonical[f"softmax.biases.{c}"] = state.take(f"crit.out_layers_biases.{own}")[rows]
-        # The shared list is the embedding's: it has one projection in all, one per cluster, or none.
+        # shared_out_projs holds the embedding's projections: one in all, one per cluster, or no tensor.
         shared = f"crit.shared_out_projs.{own}"
         if found.tie_projs[c] and shared in state:
             canonical[f"softmax.projections.{c}"] = state[shared]

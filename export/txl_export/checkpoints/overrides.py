@@ -1,7 +1,7 @@
-"""Facts of a dialect that an importer takes from the code base, unless the user overrides them.
+"""Facts about a checkpoint that its importer assumes for the code base; the user can override them.
 
-A fork may have the same tensor names as the original and still start its memory, order its clusters or scale its
-embedding differently. Every override gets a note, and is recorded in the manifest so that it can be repeated.
+A fork may have the original's tensor names and still start memory, order clusters or scale the embedding differently.
+Each override adds a note, and the manifest records it so that the export can be repeated.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from txl_export.options import ClusterOrder, MemoryStart
 
 
 class Overrides(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Facts that the user gave; None where the importer decides.
+    """Facts that the user gave; None leaves the importer's value.
 
     Attributes:
-        initial_memory: the memory before a stream's first token, "zeros" or "empty", as `Dialect.memory_start`.
-        cluster_order: the order of the file's columns for clusters of the adaptive softmax.
-        embedding_scale: the factor on the embedding.
+        initial_memory: the memory before a stream's first token, "zeros" or "empty" (`Dialect.memory_start`).
+        cluster_order: the order in which the file stores the adaptive softmax's columns for clusters.
+        embedding_scale: the factor by which embedding rows are multiplied.
     """
 
     initial_memory: MemoryStart | None = None
@@ -36,7 +36,7 @@ class Overrides(Struct, frozen=True, kw_only=True, omit_defaults=True):
 def ask_overrides(
     initial_memory: MemoryStart | None, cluster_order: ClusterOrder | None, embedding_scale: float | None
 ) -> Overrides:
-    """Return the overrides in an export's options.
+    """Check three options of an export and return them as overrides.
 
     Raises:
         UsageError: a value is unknown or out of range.
@@ -55,10 +55,10 @@ def ask_overrides(
 
 
 def apply_overrides(imported: Imported, asked: Overrides) -> tuple[Imported, dict[str, Any]]:
-    """Return the model with the overrides and a note for each fact that they change, and the former values by name.
+    """Apply overrides; return the model with a note for each changed fact, and the former values by name.
 
     Raises:
-        UsageError: an order of clusters for a model with one cluster.
+        UsageError: an order of clusters was given for a model with one cluster.
     """
     if asked.cluster_order is not None and len(imported.config.clusters) == 1:
         raise UsageError(
@@ -90,7 +90,7 @@ def apply_overrides(imported: Imported, asked: Overrides) -> tuple[Imported, dic
 
 
 def recorded_overrides(provenance: Mapping[str, Any]) -> Overrides:
-    """Return the overrides that a bundle was made with, from its manifest's provenance; without a record all are None.
+    """Return the overrides that a bundle's manifest records; all None if it records none.
 
     Raises:
         UsageError: the record is malformed.

@@ -1,4 +1,4 @@
-"""A file's weights as plain data, for users who build their own module: nothing in the file is imported or run."""
+"""Reads the weights in a file as plain data, for users who build a module; imports and runs nothing from the file."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _EXPECTED = "expected a state dict or a dictionary with one in it; save model.st
 
 
 def read_weights(path: str | Path | None) -> dict[str, Any]:
-    """Return the state dict in a file of torch.save, torch.jit.save or safetensors, or the dictionary around it.
+    """Return the state dict in a file of torch.save, torch.jit.save or safetensors, or the dictionary that contains it.
 
     Raises:
         UsageError: the path is None.
-        CheckpointError: there is no such file, it is damaged, or it holds something else.
+        CheckpointError: the file is missing or damaged, or holds no dictionary.
     """
     if path is None:
         raise UsageError("no weights were given, and this module reads a file of them; give --weights FILE")
@@ -39,7 +39,7 @@ def read_stored(path: str | Path) -> Any:
     Objects of unknown classes are inert `Stub` objects.
 
     Raises:
-        CheckpointError: there is no such file, it is damaged, or it is one object that is no module.
+        CheckpointError: the file is missing or damaged, or holds a single object that is no module.
     """
     return _stored(Path(path))[0]
 
@@ -52,7 +52,7 @@ def described(value: Any) -> str:
 
 
 def _stored(path: Path) -> tuple[Any, list[str]]:
-    """Return a file's content and its unknown classes; for a pickled module its state dict and none."""
+    """Return a file's content and its unknown classes; for a pickled module its state dict and []."""
     content = unscripted(path, load_file(path)).content
     unknown = sorted(name for name in _classes(content) if not known(name))
     if not isinstance(content, Stub):
@@ -66,7 +66,7 @@ def _stored(path: Path) -> tuple[Any, list[str]]:
 
 
 def _classes(content: Any) -> set[str]:
-    """Return the names of all classes and functions that stand-ins in the content replace."""
+    """Return the names of all classes and functions that the content has stubs for."""
     found, waiting = set(), [content]
     while waiting:
         value = waiting.pop()

@@ -1,7 +1,7 @@
 """remi-xl of YatingMusic/compound-word-transformer (commit 1a56daa, workspace/uncond/remi-xl).
 
-kimiyoung's layers between a plain embedding and a separate output layer: no adaptive softmax, nothing tied.
-Memory starts empty; with same_length a query sees M keys.
+kimiyoung's layers between a plain embedding and an untied output layer, without an adaptive softmax. Memory starts
+empty; with same_length a query sees M keys.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class RemixlConfig(LengthSettings, kw_only=True):
 
 
 def unwrap(content: Any, source: str) -> Unwrapped | None:
-    """Return state and settings of a training checkpoint, or of a pickled module by its attributes; else None."""
+    """Return the state and the settings (model_setting, or a pickled module's attributes); None for other content."""
     state: Mapping[str, Tensor]
     match content:
         case Stub():
@@ -66,7 +66,7 @@ def unwrap(content: Any, source: str) -> Unwrapped | None:
 
 
 def from_state(state: State, values: Mapping[str, Any]) -> Imported:
-    """Import a state_dict with the values of model_setting; without n_token it is the embedding's height."""
+    """Import a state_dict with the values of model_setting; n_token defaults to the embedding's height."""
     found, notes = convert_config(values, RemixlConfig, state.source)
     evaluation = found.evaluation(state.source)
     table = state.take("word_emb.lut.weight")

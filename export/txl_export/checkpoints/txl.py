@@ -1,10 +1,10 @@
-"""The project's own checkpoints: canonical names, plain tensors, everything in one mapping.
+"""The project's own checkpoints: one mapping that holds config, tensors under canonical names, and vocabulary.
 
     {"format": "txl-deploy.checkpoint", "version": 1, "config": {...}, "state": {...},
      "vocabulary": {"kind": "bytes"} | None, "training": {...}}
 
 `config` has the fields of `ModelConfig` plus memory_start, memory_length, segment_length, clamp_length and same_length.
-A bare state with canonical names takes the same mapping through --config.
+For a bare state dict with canonical names, --config gives the same fields.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ VERSION = 1
 
 
 class TxlConfig(ModelConfig, frozen=True, kw_only=True):
-    """`ModelConfig` with the settings for evaluation."""
+    """`ModelConfig` and the settings for evaluation."""
 
     memory_start: MemoryStart = "empty"
     memory_length: Index | None = None
@@ -46,7 +46,7 @@ class TxlConfig(ModelConfig, frozen=True, kw_only=True):
 
 
 def unwrap(content: Any, source: str) -> Unwrapped | None:
-    """Return the parts of a file in this form, as `samples/train_char_lm.py` writes it; None for other content."""
+    """Return the parts of a file that e.g. `samples/train_char_lm.py` wrote; None for other content."""
     if not isinstance(content, Mapping):
         return None
     named, version = content.get("format"), content.get("version")

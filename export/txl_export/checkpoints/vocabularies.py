@@ -1,4 +1,4 @@
-"""Vocabularies of the code bases, as a bundle's plain JSON (see `txl_runtime.bundle.vocabulary`).
+"""Converts the code bases' vocabularies to a bundle's JSON (see `txl_runtime.bundle.vocabulary`).
 
 The word vocabularies of kimiyoung's, NVIDIA's and Hugging Face's code have one form: a list of symbols, a delimiter
 that splits lines, and a symbol for line ends. Pickled ones are read without executing anything.
@@ -28,7 +28,7 @@ def word_vocabulary(attributes: Mapping[str, Any], source: str) -> bytes:
     """Return bundle JSON from the attributes of a `Vocab` object.
 
     Raises:
-        CheckpointError: it has no list of symbols, or they are no Unicode text.
+        CheckpointError: there is no list of symbols, or a symbol is no Unicode text.
     """
     symbols = attributes.get("idx2sym")
     if not isinstance(symbols, list) or not symbols or not all(isinstance(symbol, str) for symbol in symbols):
@@ -50,22 +50,23 @@ def word_vocabulary(attributes: Mapping[str, Any], source: str) -> bytes:
 
 
 def _marks(symbols: Sequence[str]) -> dict[str, int | None]:
-    """Return the ids of the symbols for "unknown", "line_start" and "line_end"; None for one that is missing."""
+    """Return the ids of the symbols that mean "unknown", "line_start" and "line_end"; None for a missing symbol."""
     unknown = next((symbols.index(name) for name in ("<unk>", "<UNK>") if name in symbols), None)
-    # Sentences of lm1b stand between two <S>; other corpora end lines with <eos>; enwik8 and text8 have neither.
+    # lm1b puts <S> before and after each sentence; other corpora end lines with <eos>; enwik8 and text8 have neither.
     end = symbols.index("<eos>") if "<eos>" in symbols else None
     start = symbols.index("<S>") if "<S>" in symbols and end is None else None
     return {"unknown": unknown, "line_start": start, "line_end": start if end is None else end}
 
 
 def completed(vocabulary: bytes | None, tokens: int, options: ExportOptions, source: str) -> bytes | None:
-    """Return a vocabulary for all of a model's tokens, or one that the user says lacks the last words.
+    """Return a vocabulary with a word for each of the model's tokens; add missing words where the options say so.
 
-    E.g. 119 words for 120 tokens: with specials "<S>" id 0 is `<S>` and id 1 the list's first word; with missing_words
-    id 119 has no word. Only the user knows which, and a wrong guess shifts every word by one id.
+    E.g. a list of 119 words for 120 tokens: with specials "<S>", id 0 is `<S>` and id 1 the list's first word; with
+    missing_words, id 119 has no word. Only the user knows which is right, and a wrong guess shifts every word by one
+    id.
 
     Raises:
-        TxlError: it is no vocabulary of this model, or the two options do not make up the difference.
+        TxlError: the vocabulary is not this model's, or the options do not make up the difference.
     """
     front = () if options.specials is None else tuple(options.specials.split(","))
     words = None if vocabulary is None else decode_vocabulary(vocabulary, tokens, source)
@@ -86,9 +87,9 @@ def completed(vocabulary: bytes | None, tokens: int, options: ExportOptions, sou
 
 
 def _behind(front: tuple[str, ...], words: Words) -> Words:
-    """Return a list with words put in front of it, and the ids of its marks moved by their number.
+    """Return a list of words with `front` put before it; the ids of its marks grow by the length of `front`.
 
-    A mark that the list lacks is looked for among the words in front, e.g. `<S>` for the start and end of lines.
+    A mark that the list lacks, e.g. `<S>` for the start and end of lines, is looked for in `front`.
     """
     marks = _marks(front)
     own = {name: mark + len(front) for name in marks if (mark := getattr(words, name)) is not None}
@@ -97,11 +98,11 @@ def _behind(front: tuple[str, ...], words: Words) -> Words:
     return msgspec.structs.replace(words, symbols=(*front, *words.symbols), **marks | own)
 
 
-def differences(bundle: Bundle, given: bytes, source: str, heard: Listener) -> list[str]:
-    """Return the differences between a bundle's vocabulary and a given one, e.g. "id 10: bundle 'w11', module 'w10'".
+def differences(bundle: Bundle, given: bytes, source: str, listener: Listener) -> list[str]:
+    """List the differences between a bundle's vocabulary and a given one, e.g. "id 10: bundle 'w11', module 'w10'".
 
-    Words in front of the list and a boundary token are no difference if the export command in the manifest has them
-    as options (--specials, --boundary-token); `heard` gets a warning instead.
+    If the export command in the manifest has --specials or --boundary-token, the words or the token that it added are
+    no difference: `listener` gets a warning instead.
 
     Raises:
         BundleError: `given`, the vocabulary of `source`, does not fit this model.
@@ -113,7 +114,7 @@ def differences(bundle: Bundle, given: bytes, source: str, heard: Listener) -> l
     options = dict(pairwise(noted)) if isinstance(noted, list) and all(isinstance(one, str) for one in noted) else {}
     front = tuple(options["--specials"].split(",")) if "--specials" in options else ()
     if front and isinstance(theirs, Words) and len(front) + len(theirs) <= manifest.vocab_size:
-        heard.warn(f"not compared: {some([*map(repr, front)])} in front of the words of the {source} (--specials)")
+        listener.warn(f"not compared: {some([*map(repr, front)])} in front of the words of the {source} (--specials)")
         theirs = _behind(front, theirs)
     own, other = msgspec.to_builtins(ours), msgspec.to_builtins(theirs)
     words = zip_longest(own.pop("symbols", ()), other.pop("symbols", ()))
@@ -122,14 +123,14 @@ def differences(bundle: Bundle, given: bytes, source: str, heard: Listener) -> l
     pairs += [(name, value, other.get(name)) for name, value in own.items()]
     boundary, token = boundary_of(msgspec.json.encode(theirs), manifest.vocab_size), manifest.boundary_token
     if token != boundary and options.get("--boundary-token") == str(token):
-        heard.warn(f"not compared: boundary token {token}, {boundary} by the {source} (--boundary-token)")
+        listener.warn(f"not compared: boundary token {token}, {boundary} by the {source} (--boundary-token)")
     else:
         pairs.append(("boundary_token", token, boundary))
     return [f"{place}: bundle {mine!r:.60}, {source} {their!r:.60}" for place, mine, their in pairs if mine != their]
 
 
 def boundary_of(vocabulary: bytes, vocab_size: int) -> int | None:
-    """Return the id of the token that separates texts in a vocabulary (bundle JSON), the end of a line; else None.
+    """Return the id of the token that separates texts in a vocabulary (bundle JSON): a line end or <eos>; else None.
 
     Raises:
         BundleError: it is no vocabulary of `vocab_size` ids.
@@ -142,10 +143,11 @@ def boundary_of(vocabulary: bytes, vocab_size: int) -> int | None:
 
 
 def read_vocabulary_file(path: Path) -> bytes:
-    """Return bundle JSON from a file: .json in that form, .txt with a symbol per line, a pickled vocabulary or corpus.
+    """Read a vocabulary file as bundle JSON: .json is already in that form; .txt has a symbol per line; else a pickled
+    vocabulary or corpus.
 
     Raises:
-        CheckpointError: it is none of these.
+        CheckpointError: the file is none of these.
     """
     if path.suffix in (".json", ".txt"):
         try:
@@ -165,7 +167,7 @@ def read_vocabulary_file(path: Path) -> bytes:
     if isinstance(content, Stub):
         content = content.state
     if isinstance(content, Mapping) and isinstance(content.get("vocab"), Stub):
-        content = content["vocab"].state  # a whole corpus (cache.pt)
+        content = content["vocab"].state  # a pickled corpus (cache.pt), which holds its vocabulary
     if not isinstance(content, Mapping):
         raise CheckpointError(f"{path}: holds a {type(content).__name__}, expected a vocabulary; check the file")
     return word_vocabulary(content, str(path))

@@ -1,1 +1,1 @@
-"""Model families whose numerics are this project's own, a folder each."""
+"""Model families whose numerics belong to this project; one folder each."""

@@ -1,7 +1,7 @@
-"""The families of models: who turns what into a bundle, and what exporting, verifying and describing ask of each.
+"""The families of models: which family exports a source, and the functions that each family has.
 
 To add a family, write its folder with a module `family` that has the functions of `Family`, and a module `facts` with
-those of `FamilyFacts`; then add one line to `FAMILIES`. The name is what a manifest's family block is called.
+those of `FamilyFacts`; then add one line to `FAMILIES`. The manifest's family block has the family's name.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ FAMILIES = {
     "graph": "txl_export.families.graph",
     "transformer_xl": "txl_export.families.transformer_xl",
 }
-"""Every family and its folder. The first that takes a source exports it; the last one takes every checkpoint."""
+"""Every family's folder by name. The first family that takes a source exports it; the last takes every checkpoint."""
 
 
 @dataclass(frozen=True)
 class VerifyRequest:
-    """What `verify` was asked for; a family refuses what it has no use for.
+    """The arguments of `verify`; a family refuses those that it does not use.
 
     Attributes:
-        bundle: opened.
-        checkpoint: what it was exported from, to repeat the import.
-        module, weights: the user's own file and function, or specification, and its weights.
-        text, tokens: real text.
-        segments: of the longest chain.
+        bundle: the opened bundle.
+        checkpoint: the file that the bundle was exported from, to repeat the import; or None.
+        module, weights: the user's FILE.py:FUNCTION, or specification, and its weights.
+        text, tokens: real text, or its token ids.
+        segments: number of segments of the longest chain.
         backend, threads: see `txl_runtime.load`.
     """
 
@@ -58,56 +58,56 @@ class Prepared(Protocol):
     """A model that is ready to be written.
 
     Attributes:
-        vocabulary: the file's content, if there is one.
-        provenance: where the model came from, for the manifest.
+        vocabulary: the vocabulary as bundle JSON; None without one.
+        provenance: the model's origin, for the manifest.
     """
 
     vocabulary: bytes | None
     provenance: Mapping[str, Any]
 
-    def write(self, folder: Path, heard: Listener) -> Manifest:
-        """Write weight file and graphs; the manifest that belongs to them, but for files, vocabulary and provenance."""
+    def write(self, folder: Path, listener: Listener) -> Manifest:
+        """Write weight file and graphs; return the manifest without files, vocabulary and provenance."""
 
     def vectors(self, manifest: Manifest) -> dict[str, NDArray[Any]]:
-        """What the self-test replays, computed by the reference."""
+        """Compute the self-test's inputs and expected results with the reference, as arrays by name."""
 
-    def verify(self, folder: Path, manifest: Manifest, heard: Listener) -> Parity:
+    def verify(self, folder: Path, manifest: Manifest, listener: Listener) -> Parity:
         """Compare the bundle in a folder with PyTorch over chained segments."""
 
 
 class Family(Protocol):
-    """What the module `family` of a family's folder offers."""
+    """The functions of the module `family` in a family's folder."""
 
-    def prepare(self, source: Any, options: ExportOptions, heard: Listener) -> Prepared:
-        """Read a source and check everything that can be checked before anything is written.
+    def prepare(self, source: Any, options: ExportOptions, listener: Listener) -> Prepared:
+        """Read a source, and check all that can be checked before anything is written.
 
         Raises:
-            TxlError: it cannot be exported, or an option is not for it.
+            TxlError: the source cannot be exported, or an option does not apply to it.
         """
 
-    def verify(self, request: VerifyRequest, heard: Listener) -> tuple[Parity, bytes | None]:
-        """Compare a bundle that exists with PyTorch; and the vocabulary of what it was compared with, if that has one.
+    def verify(self, request: VerifyRequest, listener: Listener) -> tuple[Parity, bytes | None]:
+        """Compare an existing bundle with PyTorch; return the result, and the reference's vocabulary or None.
 
         Raises:
-            TxlError: the bundle, what it is compared with or an option is not usable.
+            TxlError: the bundle, the reference or an option is not usable.
         """
 
 
 class FamilyFacts(Protocol):
-    """What the module `facts` of a family's folder offers; it imports no torch."""
+    """The functions of the module `facts` in a family's folder; it imports no torch."""
 
     def takes(self, source: object) -> bool:
-        """Whether a source (a path, a state dict, a specification) is this family's to export."""
+        """Return whether this family exports a source, which may be a path, a state dict or a specification."""
 
     def facts(self, manifest: Manifest) -> dict[str, str]:
-        """What `inspect` says of a bundle of this family beside what its tables say."""
+        """Return the lines that `inspect` shows of a bundle of this family besides its tables: title and text."""
 
 
 def family_of_source(source: object) -> Family:
-    """The family that exports a source.
+    """Return the family that exports a source.
 
     Raises:
-        UsageError: none does.
+        UsageError: no family does.
     """
     for folder in FAMILIES.values():
         if cast(FamilyFacts, import_module(f"{folder}.facts")).takes(source):
@@ -118,16 +118,16 @@ def family_of_source(source: object) -> Family:
 
 
 def family_of_bundle(manifest: Manifest) -> Family:
-    """The family that a bundle is of.
+    """Return the family of a bundle.
 
     Raises:
-        UsageError: this version does not know it.
+        UsageError: this version does not know the family.
     """
     return cast(Family, import_module(f"{_folder(manifest)}.family"))
 
 
 def facts_of_bundle(manifest: Manifest) -> dict[str, str]:
-    """What the bundle's family says of it; nothing where this version does not know the family."""
+    """Return the lines that `inspect` shows about the bundle's family; {} if this version does not know the family."""
     if manifest.family_name not in FAMILIES:
         return {}
     return cast(FamilyFacts, import_module(f"{_folder(manifest)}.facts")).facts(manifest)

@@ -1,1 +1,1 @@
-"""ONNX files, whatever the model: tracing, weights by offset, quantised products, emulated bf16."""
+"""ONNX graphs of any model: capture, rewriting to a bundle's operators, quantisation, weight files, bf16 emulation."""

@@ -1,9 +1,9 @@
-"""Operators on quantised numbers, written as operators on real numbers between quantisers.
+"""Rewrites operators on quantised numbers as operators on floats between quantisers.
 
-E.g. QLinearAdd(a, b) becomes QuantizeLinear(Add(DequantizeLinear(a), DequantizeLinear(b))). ONNX Runtime joins that to
-its own operator again where it opens the graph. To other engines it is a graph with quantisers. ONNX Runtime 1.20 reads
-behind the end of a QLinearConv's bias, and on x86 without VNNI, asked for exact sums, opens no QLinearMatMul of int8 by
-int8; a bundle has neither.
+E.g. QLinearAdd(a, b) becomes QuantizeLinear(Add(DequantizeLinear(a), DequantizeLinear(b))). ONNX Runtime fuses this to
+its own operator when it opens the graph; other engines see standard operators. Bundles contain neither QLinearConv,
+because ONNX Runtime 1.20 reads beyond the end of its bias, nor QLinearMatMul, because with exact sums on x86 without
+VNNI ONNX Runtime does not open one of int8 by int8.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from txl_export.graphs.quantised_matmul import initializer
 
 _OWN = ("QGemm", *(f"QLinear{name}" for name in ("Add", "Concat", "LeakyRelu", "Mul", "Sigmoid", "Softmax")))
 OPERATORS = ("QLinearConv", "QLinearMatMul", *(f"{MICROSOFT}::{name}" for name in _OWN))
-"""The operators that are known, those of ONNX Runtime with its domain."""
+"""The operators that are rewritten; ONNX Runtime's own have its domain in front."""
 
 
 def between_quantisers(graph: ir.Graph, node: ir.Node) -> None:
-    """Replace a QLinear operator; codes are uint8 or int8, scales float32, of weights one or one for each column."""
+    """Replace a QLinear operator. Codes are uint8 or int8, scales float32; a weight has one scale or one per column."""
     said = dict(node.attributes)
     if "opset" in said and said.pop("opset").as_int() < 13:
-        return  # a Softmax over all axes from one on
+        return  # before opset 13 a Softmax ran over several axes
     name, given = node.op_type.removeprefix("QLinear").removeprefix("Q"), list(node.inputs)
     first = 6 if name in ("Add", "Conv", "Gemm", "MatMul", "Mul") else 3
     codes, rest = (given[2:], given[:2]) if name == "Concat" else (given[:first], given[first:])

@@ -1,7 +1,7 @@
-"""Whole numbers kept in range by operators that every engine has for them.
+"""Clips integers with operators that every engine supports.
 
 torch writes Clip for every clamp, and onnxscript makes one Clip of a Max and a Min. But ONNX Runtime has no CUDA kernel
-of Clip for int32, and TensorRT documents none. Max and Min exist for int32 everywhere, and compute the same.
+of Clip for int32, and TensorRT documents none. All engines have Max and Min for int32, which compute the same.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 
 def bound_by_max_and_min(graph: ir.Graph) -> None:
-    """Put Max and Min in place of each Clip of whole numbers."""
+    """Replace each Clip of integers by Max and Min."""
     for node in list(graph):
         result = node.outputs[0]
         if node.op_type != "Clip" or result.dtype is None or not result.dtype.is_integer():

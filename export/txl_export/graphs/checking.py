@@ -1,4 +1,4 @@
-"""A written graph, held against the standard and against what the manifest promises of its program."""
+"""Checks a written graph against the ONNX standard and against its program in the manifest."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check_graph(path: Path, program: Program, opset: int) -> None:
     A ring's graph may leave the segment open.
 
     Raises:
-        TxlError: the graph is not what it should be.
+        TxlError: the graph violates the standard or differs from its program.
     """
     try:
         onnx.checker.check_model(str(path), full_check=True)
@@ -35,7 +35,7 @@ def check_graph(path: Path, program: Program, opset: int) -> None:
     inputs, outputs = ([_binding(value) for value in side] for side in (model.graph.input, model.graph.output))
     open_size = "segment" if program.update == "ring" else None
     check_bindings(path.name, inputs, outputs, program, "report this", order=True, open_size=open_size)
-    wide = [] if program.kind == "step" else _wide_indices(typed.graph)  # own modules compute indices themselves
+    wide = [] if program.kind == "step" else _wide_indices(typed.graph)  # own modules use any type
     if wide:
         raise TxlError(f"{path.name}: {', '.join(wide)} gather by other indices than int32; report this")
     stray = {
@@ -50,7 +50,7 @@ def check_graph(path: Path, program: Program, opset: int) -> None:
 
 
 def _wide_indices(graph: onnx.GraphProto) -> list[str]:
-    """Nodes that gather by anything but int32."""
+    """Return the names of nodes that gather with indices other than int32."""
     kinds = {value.name: value.type.tensor_type.elem_type for value in (*graph.value_info, *graph.input)}
     kinds |= {tensor.name: tensor.data_type for tensor in graph.initializer}
     gathers = [node for node in graph.node if node.op_type in ("Gather", "GatherElements")]

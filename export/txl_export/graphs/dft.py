@@ -1,8 +1,8 @@
-"""DFT and STFT of a fixed size, written as products with constant matrices.
+"""Rewrites DFT and STFT of a fixed size as products with constant matrices.
 
-For example, a one-sided DFT of [1, 512, 1] becomes Reshape to [1, 512], MatMul with [512, 514], and Reshape to
-[1, 257, 2]. The matrix is what NumPy's transform makes of the unit vectors in float64, rounded once. An STFT becomes a
-convolution whose kernel is that matrix times the window; its signal may have any length.
+For example, a one-sided DFT of [1, 512, 1] becomes Reshape to [1, 512], MatMul with [512, 514], and Reshape to [1, 257,
+2]. The matrix is NumPy's transform of the unit vectors in float64, rounded once. An STFT becomes a convolution whose
+kernel is that matrix times the window; its signal may have any length.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from txl_export.graphs.passes.builder import Builder
 from txl_export.graphs.unsettled import STACK_TRACE, UnsettledError
 
 MOST = 40_000_000
-"""Numbers that the matrices of a graph may have together: enough for rfft and irfft of 4,096 samples."""
+"""Maximum number of values of all such matrices in a graph: enough for rfft and irfft of 4,096 samples."""
 
 
 class _Transform(NamedTuple):
-    """The transform along an axis of `samples` numbers of one part (real) or two (complex)."""
+    """The transform of `samples` numbers along an axis; each number has one part (real) or two (complex)."""
 
     samples: int
     parts: int
@@ -32,13 +32,13 @@ class _Transform(NamedTuple):
 
     @property
     def made(self) -> tuple[int, int]:
-        """The numbers that come out, and the parts of each: 257 and 2 for `rfft` of 512."""
+        """The number of results and the parts of each, e.g. 257 and 2 for `rfft` of 512 samples."""
         if self.onesided and self.inverse:
             return self.length, 1
         return (self.length // 2 + 1 if self.onesided else self.length), 2
 
     def matrix(self) -> NDArray[np.float64]:
-        """[samples · parts, ...]: the transform of each unit vector; the parts of a number follow each other."""
+        """Return the transform of each unit vector, [samples · parts, results · parts], a number's parts in a row."""
         read = min(self.samples, self.length)
         unit = np.multiply.outer(np.eye(read), [1, 1j] if self.parts == 2 else [1.0])
         rows = unit.transpose(0, 2, 1).reshape(read * self.parts, read)
@@ -53,7 +53,7 @@ def dft_as_product(graph: ir.Graph, node: ir.Node) -> None:
     """Replace a DFT or its inverse along any axis.
 
     Raises:
-        UnsettledError: the axis or the length is not a constant, or the matrices would have more numbers than MOST.
+        UnsettledError: the axis or the length is not a constant, or the matrices would have more than `MOST` values.
     """
     signal, shape = _signal(node)
     default = 1 if graph.opset_imports[""] < 20 else -2
@@ -72,11 +72,11 @@ def dft_as_product(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def stft_as_convolution(graph: ir.Graph, node: ir.Node) -> None:
-    """Replace an STFT: each frequency has one filter for its real and one for its imaginary part.
+    """Replace an STFT by a convolution with two filters per frequency, for the real and the imaginary part.
 
     Raises:
-        UnsettledError: the frames' step, length or window is not constant, or the filters would have more numbers than
-            MOST.
+        UnsettledError: the frames' step, length or window is not constant, or the filters would have more than `MOST`
+            values.
     """
     signal, shape = _signal(node)
     given = node.inputs[2] if len(node.inputs) > 2 else None
@@ -84,7 +84,8 @@ def stft_as_convolution(graph: ir.Graph, node: ir.Node) -> None:
     length = _number(node, 3, shape[1] if window is None else len(window))
     if window is not None and len(window) != length:
         raise _refused(node, f"with a window of {len(window)} numbers for frames of {length}, expected as many")
-    parts = _number(node, None, shape[2]) if len(shape) == 3 else 1  # torch's older exporter writes [B, samples]
+    # torch's older exporter writes real signals as [B, samples]
+    parts = _number(node, None, shape[2]) if len(shape) == 3 else 1
     transform = _Transform(length, parts, length, False, bool(node.attributes.get_int("onesided", 1)))
     build = Builder(graph, "stft").at(node)
 
@@ -103,7 +104,7 @@ def stft_as_convolution(graph: ir.Graph, node: ir.Node) -> None:
 def _kept(
     graph: ir.Graph, node: ir.Node, transform: _Transform, window: ir.Value | None, make: Callable[[], ir.Value]
 ) -> ir.Value:
-    """A transform's constant, made once in a graph; a small file of a stranger may ask for many large ones."""
+    """Return a transform's constant, made once per graph; the total is limited: small files may ask for much."""
     parts = (2 if transform.inverse else 1,) if transform.onesided else (1, 2)
     if transform.parts not in parts or min(transform.samples, transform.length) < 1:
         expected = f"samples of {' or '.join(map(str, parts))} parts"
@@ -131,7 +132,7 @@ def _kind(signal: ir.Value) -> np.dtype[Any]:
 
 
 def _number(node: ir.Node, index: int | None, otherwise: Any) -> int:
-    """A size: that of an input where there is one, else the other."""
+    """Return input `index` of a node as a number; `otherwise` if the node has no such input."""
     given = node.inputs[index] if index is not None and index < len(node.inputs) else None
     size = otherwise if given is None else _constant(node, given).item()
     if not isinstance(size, int):
@@ -147,6 +148,6 @@ def _constant(node: ir.Node, value: ir.Value) -> NDArray[Any]:
 
 
 def _refused(node: ir.Node, found: str, final: bool = True) -> UnsettledError:
-    """Final, but for a window computed from data: torch decomposes that STFT into a product with it and a DFT."""
+    """Return the error; it is final unless a window is computed, because torch can decompose that STFT into a DFT."""
     trace = node.metadata_props.get(STACK_TRACE, "")
     return UnsettledError(f"it becomes the operator {node.op_type} {found}", trace, final)

@@ -1,10 +1,10 @@
-"""Half precision as a device computes it, on the CPU: the same bundle in float32, each operator's result rounded.
+"""Emulates half precision of a device on the CPU: a float32 copy of the bundle rounds each operator's result.
 
-ONNX Runtime has no bf16 kernels for the CPU, and of fp16 it keeps float32 between operators where a device rounds. So a
-copy of the bundle in a temporary folder gets other graphs, whose values are float32 and which round to half precision
-and back after every operator that computed in it. Operators that only move values need no rounding. Weights, memory and
-all intermediate values are then values that half precision can hold; what is too large for fp16 becomes infinite. The
-figures are indicative only: a device keeps more precision inside a fused kernel, and adds in another order.
+ONNX Runtime has no bf16 kernels for the CPU, and with fp16 it keeps float32 between operators where a device rounds. So
+the copy, in a temporary folder, has graphs of float32 values in which a Cast to half precision and back follows every
+operator that computed in half precision. Operators that only move values need no rounding. All values are then numbers
+of half precision; those too large for fp16 are infinite. The results only indicate a device's: a device keeps more
+precision inside a fused kernel, and adds in a different order.
 """
 
 from __future__ import annotations
@@ -34,22 +34,23 @@ _HALF = {TensorProto.FLOAT16: "float16", TensorProto.BFLOAT16: "bfloat16"}
 _Places = Sequence[tuple[StoredTensor, StoredTensor]]
 
 EMULATED = "bf16"
-"""The precision that the CPU has to be helped with; fp16 it runs, but more exactly than a device."""
+"""The precision that the CPU cannot run. It runs fp16, but more exactly than a device."""
 
 MOVING = frozenset(
     {"Concat", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Pad", "Reshape", "Slice"}
     | {"Split", "Squeeze", "TensorScatter", "Tile", "Transpose", "Unsqueeze", "Where"}
 )
-"""Operators whose results are some of their inputs' values."""
+"""Operators that only move values."""
 
 
 @contextlib.contextmanager
 def runnable(folder: Path, manifest: Manifest, backend: str, rounding: bool = False) -> Iterator[Path]:
-    """The bundle itself, or a copy that the CPU can run, which is removed at the end of the block.
+    """Yield the bundle's folder, or that of a copy which the CPU can run; the copy is removed after the block.
 
     Args:
-        backend: that will run it; backends of devices can run bf16 themselves.
-        rounding: whether fp16 is to be rounded as often as on a device, which takes a copy too.
+        folder, manifest: the bundle.
+        backend: the backend that will run it; backends of devices run bf16 themselves.
+        rounding: also copy an fp16 bundle, so that it rounds as often as on a device.
     """
     if manifest.precision not in (EMULATED, "fp16" if rounding else EMULATED) or backend != "cpu":
         yield folder
@@ -95,11 +96,11 @@ def _as_float32(specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
 
 
 def in_float32(model: onnx.ModelProto, places: _Places = ()) -> onnx.ModelProto:
-    """A graph of half precision as one of float32 that rounds wherever the original would.
+    """Return a float32 version of a half precision graph that rounds wherever the original would.
 
     Args:
-        model: with its types complete, as `tracing` writes it.
-        places: where its external weights lie, and where in a file of float32.
+        model: the graph, with all types filled in, as `tracing` writes it.
+        places: pairs of a tensor's places in the original weight file and in the float32 file.
     """
     made = onnx.shape_inference.infer_shapes(model, data_prop=True)
     graph = made.graph
@@ -131,7 +132,7 @@ def in_float32(model: onnx.ModelProto, places: _Places = ()) -> onnx.ModelProto:
 
 
 def _moved(offset: int, length: int, places: _Places) -> tuple[int, int]:
-    """Offset and length of a byte range in the file of float32, whose values take twice as many bytes."""
+    """Return offset and length of a byte range in the float32 file, where half precision takes twice the bytes."""
     for before, after in places:
         inside = offset - before.offset
         if inside >= 0 and inside + length <= before.length:
@@ -141,7 +142,7 @@ def _moved(offset: int, length: int, places: _Places) -> tuple[int, int]:
 
 
 def _widen(tensor: onnx.TensorProto, places: _Places) -> None:
-    """Make a tensor of half precision float32; let any external tensor point to its place in the other weight file."""
+    """Convert a tensor of half precision to float32; point an external tensor to its place in the float32 file."""
     entries: Mapping[str, str] = {entry.key: entry.value for entry in tensor.external_data}
     half = tensor.data_type in _HALF
     if entries:

@@ -1,7 +1,8 @@
-"""GPTQ (Frantar et al. 2022): rounding of a matrix to 4 bits that changes its products with given inputs least.
+"""GPTQ (Frantar et al. 2022): rounds a matrix to 4 bits so that its products with given inputs change least.
 
-Inputs are rounded one after another, each in all outputs at once. The error of one is made up for by those that are
-not rounded yet, as far as inputs are correlated: that minimises the error of x @ W where plain rounding minimises W's.
+Rows of the matrix, one per input, are rounded one after another. The rows that are not yet rounded compensate for the
+error, as far as their inputs are correlated. So the error of x @ W is small, where plain rounding makes W's error
+small.
 """
 
 from __future__ import annotations
@@ -13,25 +14,25 @@ TOP = 15
 """The largest code of 4 bits; the smallest is 0."""
 
 DAMPING = 0.01
-"""Share of the mean square of the inputs that is added to each, so that inputs that never varied can be solved for."""
+"""Share of the inputs' mean square that is added to each input's, so that the matrix is invertible."""
 
 
 def round_to_inputs(matrix: Tensor, inputs: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Round a matrix; return codes, scales and zero points, which stand for (code - zero) · scale.
+    """Round a matrix W; return codes, scales and zero points, so that W ≈ (code - zero) · scale.
 
-    An input that was always 0 is rounded plainly, and has no part in other inputs' errors.
+    The row of an input that was always 0 is rounded plainly and compensates for no error.
 
     Args:
         matrix: float32 [in, out].
-        inputs: float64 [in, in], the sum of x xᵀ over rows x [in] that the matrix was multiplied by; finite.
-        block: number of inputs that share a scale and a zero point, for each output.
+        inputs: float64 [in, in], the sum of x xᵀ over rows x [in] that were multiplied by the matrix; finite.
+        block: number of inputs that share a scale and a zero point per output.
 
     Returns:
-        uint8 [out, blocks, block], float32 [out, blocks], uint8 [out, blocks]; in a last block that inputs do not fill
-        the codes behind them are the zero point.
+        uint8 [out, blocks, block], float32 [out, blocks], uint8 [out, blocks]; if inputs do not fill the last block,
+            the remaining codes are the zero point.
     """
     size, width = matrix.shape
-    left = matrix.double()  # with the errors of those that are rounded already
+    left = matrix.double()  # changes in the loop: includes the errors of rows that are already rounded
     factor = _factor(inputs)
     count = -(-size // block)
     codes, scales, zeros = torch.empty(count, block, width), torch.empty(count, width), torch.empty(count, width)
@@ -54,8 +55,8 @@ def round_to_inputs(matrix: Tensor, inputs: Tensor, block: int) -> tuple[Tensor,
 
 
 def _factor(inputs: Tensor) -> Tensor:
-    """Return the upper Cholesky factor of the inverse of the damped inputs, float64 [in, in]."""
-    damping = DAMPING * float(inputs.diagonal().mean()) or 1.0  # inputs that are all 0: plain rounding
+    """Return the upper Cholesky factor of the inverse of `inputs` + damping · identity, float64 [in, in]."""
+    damping = DAMPING * float(inputs.diagonal().mean()) or 1.0  # 1.0 if all inputs were 0, which rounds plainly
     damped = inputs + damping * torch.eye(len(inputs), dtype=torch.float64)
     factor: Tensor = torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(damped)), upper=True)
     return factor

@@ -1,8 +1,7 @@
-"""Half precision for a graph of float32: products with weights in fp16 or bf16, everything else as it was.
+"""Converts a float32 graph to half precision: weights are stored in fp16 or bf16, and products with them run in it.
 
-The weights are stored in half precision. In front of a product its other operand is cast, and behind it the result is
-cast back. So norms, softmaxes, positions and sums over time keep their precision, and so do inputs, outputs and state.
-Types are explicit: an engine has no choice.
+A Cast before the product converts the other operand, and one after it the result. Norms, softmaxes, positions, sums
+over time, inputs, outputs and states stay float32. All types are explicit, so engines cannot choose others.
 """
 
 from __future__ import annotations
@@ -24,19 +23,21 @@ HALF: dict[HalfPrecision, tuple[ir.DataType, torch.dtype]] = {
 RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
 PRODUCTS: dict[HalfPrecision, frozenset[str]] = {
     "fp16": frozenset({"MatMul", "Gemm", "Einsum", "Conv", "ConvTranspose"}) | RECURRENT,
-    "bf16": frozenset({"MatMul", "Gemm"}),  # opset 18 has no others in bf16
+    "bf16": frozenset({"MatMul", "Gemm"}),  # in opset 18 no other product takes bf16
 }
-"""Operators that multiply by weights."""
+"""Operators that multiply by weights, for each precision."""
 LAYOUT = frozenset({"Concat", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
-"""Operators that bring a weight into the form that a product wants."""
+"""Operators that may change a weight's layout before a product."""
 
 
 def weights_of_products(graph: ir.Graph, precision: HalfPrecision, parameters: Collection[str]) -> set[str]:
-    """Names of the graph's float32 constants that products in half precision multiply by.
+    """Return the names of float32 constants by which products multiply that can run in half precision.
 
     Args:
-        parameters: names of the constants that are the model's parameters. A product with any other constant, such as
-            the frequencies of positions, stays as it is. LSTM and GRU take weights alone.
+        graph: the graph.
+        precision: the half precision.
+        parameters: names of constants that are the model's parameters. A product with any other constant, e.g. the
+            frequencies of positions, stays float32. LSTM, GRU and RNN multiply by weights only.
     """
     found: set[str] = set()
     for node in graph:
@@ -53,9 +54,9 @@ def to_half(model: ir.Model, precision: HalfPrecision, weights: Collection[str])
     """Convert a graph in place.
 
     Args:
-        model: whose values have types.
-        precision: of the weights and of the products with them.
-        weights: names of constants that become half precision, from `weights_of_products` of all graphs.
+        model: the graph; its values have types.
+        precision: the precision of weights and of products with them.
+        weights: names of constants to convert, from `weights_of_products` of all the bundle's graphs.
     """
     graph = model.graph
     halving = _Halving(graph, HALF[precision][0], frozenset(weights))
@@ -71,7 +72,10 @@ def to_half(model: ir.Model, precision: HalfPrecision, weights: Collection[str])
 
 
 def computes_in_half(graph: ir.Graph) -> bool:
-    """Whether most numbers among a graph's floating constants are float16, and more than stored so: not cast first."""
+    """Return whether most values of a graph's floating constants are float16 and are computed with in float16.
+
+    A float16 constant that only a Cast reads counts as float32.
+    """
     constants = [node.outputs[0] for node in graph if node.op_type == "Constant"]
     sizes = {True: 0, False: 0}
     for value in (*graph.initializers.values(), *constants):
@@ -83,7 +87,7 @@ def computes_in_half(graph: ir.Graph) -> bool:
 
 
 class _Halving:
-    """The half precision values of one graph, each made once."""
+    """Converts one graph; makes each half precision value once."""
 
     def __init__(self, graph: ir.Graph, kind: ir.DataType, weights: frozenset[str]) -> None:
         self.weights = weights
@@ -94,7 +98,7 @@ class _Halving:
             self._made[graph.initializers[name]] = self._stored(graph.initializers[name])
 
     def convert(self, node: ir.Node) -> None:
-        """Let a product take and return half precision, with casts around it."""
+        """Make a product take and return half precision: add Casts before and after it."""
         for index, operand in enumerate(node.inputs):
             if operand is not None and operand.dtype == ir.DataType.FLOAT:
                 node.replace_input_with(index, self._half(operand, node))
@@ -117,7 +121,7 @@ class _Halving:
                 output.type = ir.TensorType(self._kind)
 
     def finish(self) -> None:
-        """Let whatever else reads a weight read the half precision one, and store no other."""
+        """Point every remaining reader of a converted weight to its half precision copy, and drop the float32 one."""
         for name in sorted(self.weights & self._graph.initializers.keys()):
             value = self._graph.initializers[name]
             half = self._made[value]
@@ -165,7 +169,7 @@ class _Halving:
 
 
 def _weights(node: ir.Node) -> Sequence[ir.Value]:
-    """The operands of a product that may be weights."""
+    """Return the operands of a product that may be weights."""
     inputs = list(node.inputs)
     if node.op_type in RECURRENT:
         inputs = inputs[1:3]
@@ -175,7 +179,7 @@ def _weights(node: ir.Node) -> Sequence[ir.Value]:
 
 
 def _origins(value: ir.Value) -> set[str]:
-    """The float32 constants that a value is made of by moving alone; none where anything else is in it."""
+    """Return the names of the float32 constants from which a value is only moved; set() if it is computed otherwise."""
     found: set[str] = set()
     for origin in _sources(value):
         if origin is None or origin.name is None or origin.const_value is None or origin.is_graph_input():

@@ -1,7 +1,8 @@
-"""Reads and writes at indices, in forms that PyTorch's ONNX exporter can write down.
+"""Rewrites reads and writes at indices into forms that PyTorch's ONNX exporter supports.
 
-In `cache[torch.arange(B), n % 6] = x`, n may be int32, arange is int64. ONNX joins no two types, so n becomes int64.
-How many places `score[score == 0] = 1.0` writes to depends on values. `torch.where` chooses in all of them.
+In `cache[torch.arange(B), n % 6] = x`, n may be int32 while arange is int64; ONNX cannot combine two types, so n
+becomes int64. In `score[score == 0] = 1.0` the number of written places depends on values, so `torch.where` replaces
+the write.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor
 
 
 def plain_indices(exported: Any) -> Any:
-    """The result of `torch.export` with such reads and writes in other forms; the same object where it has none."""
+    """Return the result of `torch.export` with such reads and writes rewritten; the same object if it has none."""
     indices = (index for node in exported.graph.nodes if node.target in _AT_INDICES for index in node.args[1] if index)
     found = any(index.meta["val"].dtype in (torch.int32, torch.bool) for index in indices)
     forms = {aten.index.Tensor: _read, aten.index_put.default: _write}
@@ -35,13 +36,16 @@ def _write(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumula
 
 
 def _wide(indices: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Indices as int64; none where no index is int32."""
+    """Return indices with int32 converted to int64; [] if no index is int32."""
     wide = [index if index is None or index.dtype != torch.int32 else index.long() for index in indices]
     return wide if any(one is not other for one, other in zip(wide, indices, strict=True)) else []
 
 
 def _choice(x: Tensor, axis: int, mask: Tensor, values: Tensor, accumulate: bool) -> Any:
-    """`x[:, mask] = values`, the mask's first axis being `axis`; as it is where each chosen place has its own value."""
+    """Write `x[:, mask] = values` as `torch.where`; `axis` is the mask's first axis in x.
+
+    NotImplemented (the write stays) if each chosen place has a value of its own.
+    """
     behind = x.ndim - axis - mask.ndim
     sizes = (*(1,) * (axis + 1 + behind - values.ndim), *values.shape)
     if not isinstance(sizes[axis], int) or sizes[axis] != 1:

@@ -1,17 +1,17 @@
-"""Opset 27's LinearAttention and CausalConvWithState, written with operators of opset 18.
+"""Rewrites opset 27's LinearAttention and CausalConvWithState with operators of opset 18.
 
-LinearAttention keeps a matrix S [dk, dv] for each head, which every position changes and then reads:
+LinearAttention keeps a matrix S [dk, dv] per head. Every position changes S and then reads it:
 
     S = exp(g) · S + k ⊗ u,    u = v  or  β · (v - exp(g) · Sᵀ k),    o = scale · Sᵀ q
 
-A chunk of up to 64 positions is computed at once, with E[t, s] = exp(g[s+1] + … + g[t]) for s <= t, 0 for s > t, and
+Chunks of up to 64 positions are computed at once, with E[t, s] = exp(g[s+1] + … + g[t]) for s <= t, 0 for s > t, and
 w[t] = exp(g[1] + … + g[t]):
 
     U = V  or  (I + β · below the diagonal (E · K Kᵀ))⁻¹ β · (V - w · K S),    O = (E · Q Kᵀ) U + w · Q S
 
-Each decay is one exp of a sum. A quotient of products would be 0 / 0 after a strong decay. Where each key has its own
-decays, as in GLA, E has an axis more and chunks are of 8. With few values for each head, as in Mamba [16, 1], these
-sums are larger than the states, and the recurrence is written once for each position.
+Each decay is the exp of one sum, because a quotient of products would be 0 / 0 after a strong decay. If each key has
+its own decay, as in GLA, E has one axis more, and chunks have 8 positions. If a head then has few values, as in Mamba
+[16, 1], these sums are larger than the states, and the recurrence is written out for each position instead.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from txl_export.graphs.passes.values import size_along
 from txl_export.graphs.unsettled import UnsettledError
 
 CHUNK, CHUNK_BY_KEY = 64, 8
-"""The most positions of a chunk: where a head has one decay or none, and where each of its keys has one."""
+"""Maximum number of positions of a chunk: if a head has at most one decay, and if each key has its own."""
 FEW_VALUES = 16
-"""Below so many values (dv), the recurrence is faster than chunks with decays for each key."""
+"""If keys have their own decays and a head has fewer values (dv) than this, the written-out recurrence is faster."""
 MOST_NUMBERS = 2**26
-"""States of all positions that a graph may write: a few bytes of a stranger may ask for gigabytes."""
+"""Maximum number of values of the states of all positions in a graph: small malicious files may ask for gigabytes."""
 _NO_MORE = -120.0
-"""exp of it is 0 in float32, as it is of -inf, which times 0 would be NaN."""
+"""exp(-120) is 0 in float32. -inf would give 0, too, but -inf times 0 is NaN."""
 _FLOAT = ir.DataType.FLOAT
 _ROWS, _TURNED = (0, 2, 3, 1, 4), (0, 1, 2, 4, 3)
 
 
 class Part(NamedTuple):
-    """A chunk of n positions; before `by_chunks` has cut it, the positions stand on the second axis.
+    """A chunk of n positions. (Before `by_chunks` cuts it, positions are the second axis.)
 
     Attributes:
-        q: [B, heads, queries of a head, n, dk].
-        k, v: [B, heads, 1, n, dk] and [B, heads, 1, n, dv].
-        g: decays [B, heads, 1, n, 1 or dk]; None where nothing decays.
+        q: queries [B, heads, queries per head, n, dk].
+        k, v: keys [B, heads, 1, n, dk] and values [B, heads, 1, n, dv].
+        g: logarithms of decays [B, heads, 1, n, 1 or dk]; None without decay.
         b: β [B, heads or 1, 1, n, 1]; None without the delta rule.
     """
 
@@ -57,14 +57,14 @@ class Part(NamedTuple):
 
 
 def rewrite_convolution(graph: ir.Graph, node: ir.Node) -> None:
-    """Rewrite CausalConvWithState as Concat or Pad, a depthwise Conv, a Slice and perhaps SiLU, in place.
+    """Rewrite CausalConvWithState as Concat or Pad, a depthwise Conv, a Slice, and SiLU if it has one, in place.
 
-    x [B, C, L] and a kernel [C, 1, 4] read 3 positions in front: those of the state [B, C, 3], or zeros. A node whose
+    With x [B, C, L] and a kernel [C, 1, 4], 3 positions stand before x: the state [B, C, 3], or zeros. A node whose
     kernel has unknown sizes stays.
     """
     x, weight, bias, past = (*node.inputs, None, None)[:4]
     channels, width = size_along(weight, 0), size_along(weight, 2)
-    if node.domain or x is None or channels is None or width is None:  # ONNX Runtime's own has layouts of its own
+    if node.domain or x is None or channels is None or width is None:  # ONNX Runtime has other layouts
         return
     build = Builder(graph, "causal").at(node)
     if past is not None:
@@ -73,7 +73,7 @@ def rewrite_convolution(graph: ir.Graph, node: ir.Node) -> None:
         x = build.op("Pad", [x, build.numbers(0, 0, width - 1, 0, 0, 0)])
     found = build.op("Conv", [x, weight] if bias is None else [x, weight, bias], group=channels)
     if node.attributes.get_string("activation", "none") != "none":
-        found = _cast(build, found, _FLOAT)  # the standard does so with float16
+        found = _cast(build, found, _FLOAT)  # the standard computes SiLU in float32 for float16, too
         found = build.op("Mul", [found, build.op("Sigmoid", [found])])
     build.replace(node.outputs[0], _cast(build, found, node.outputs[0].dtype))
     if len(node.outputs) > 1:
@@ -83,10 +83,10 @@ def rewrite_convolution(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def rewrite_attention(graph: ir.Graph, node: ir.Node) -> None:
-    """Rewrite LinearAttention, in place; a node with an unknown number of positions, keys, values or decays stays.
+    """Rewrite LinearAttention, in place. A node with an unknown number of positions, keys, values or decays stays.
 
     Raises:
-        UnsettledError: the graph would have more than `NODES` operators, or states of more than `MOST_NUMBERS` numbers
+        UnsettledError: the graph would have more than `NODES` operators, or states of more than `MOST_NUMBERS` values
             for all positions.
     """
     query, key, value, past, decay, beta = (*node.inputs, None, None, None)[:6]
@@ -113,7 +113,7 @@ def rewrite_attention(graph: ir.Graph, node: ir.Node) -> None:
     factor = node.attributes.get_float("scale", 0.0) or keys**-0.5
 
     def apart(given: ir.Value, *own: int) -> ir.Value:
-        """[B, L, numbers] as float32 [B, L, *own]."""
+        """Reshape [B, L, numbers] to float32 [B, L, *own]."""
         return build.op("Reshape", [_cast(build, given, _FLOAT), build.numbers(0, 0, *own)])
 
     q = build.scaled(apart(query, heads, -1, keys), factor)
@@ -134,13 +134,15 @@ def rewrite_attention(graph: ir.Graph, node: ir.Node) -> None:
 def by_chunks(
     build: Builder, whole: Part, state: ir.Value | None, length: int, size: int, rates: int
 ) -> tuple[ir.Value, ir.Value]:
-    """Results [B, L, heads, queries of a head, dv] and the last state [B, heads, dk, dv].
+    """Return the results [B, L, heads, queries per head, dv] and the last state [B, heads, dk, dv].
 
     Args:
-        whole: of L positions, as [B, L, heads, queries of a head or 1, numbers].
-        state: before them; None for zeros.
-        size: positions of a chunk.
-        rates: decays of a head; 0 or 1 where its keys have none of their own.
+        build: makes the nodes.
+        whole: all L positions, as [B, L, heads, queries per head or 1, numbers].
+        state: the state before them; None for zeros.
+        length: the number of positions, L.
+        size: maximum number of positions of a chunk.
+        rates: number of decays per head; 0 or 1 if keys have none of their own.
     """
     chunks = [min(size, length - first) for first in range(0, length, size)]
 
@@ -162,9 +164,10 @@ def by_chunks(
 
 
 def _one_by_one(build: Builder, whole: Part, state: ir.Value | None, length: int) -> tuple[ir.Value, ir.Value]:
-    """See `by_chunks`: a product and a sum for each position, which read and write all states in one more.
+    """Write the recurrence out: a product and a sum for each position, then one product that reads all states.
 
-    States are [B, 1, heads, 1, dv, dk] in between: a sum over the last axis is 10 times as fast as many small products.
+    Arguments and results are those of `by_chunks`. States are [B, 1, heads, 1, dv, dk] in between: a sum over the last
+    axis is 10 times as fast as many small products.
     """
     assert whole.g is not None
     new = build.op(
@@ -182,7 +185,7 @@ def _one_by_one(build: Builder, whole: Part, state: ir.Value | None, length: int
 
 
 def _position(build: Builder, part: Part, state: ir.Value | None) -> tuple[ir.Value, ir.Value]:
-    """See `_chunk`, for one position."""
+    """Do what `_chunk` does, for a single position."""
     u = part.v
     if state is not None and part.g is not None:
         state = build.op("Mul", [state, build.transpose(build.op("Exp", [part.g]), _TURNED)])
@@ -195,8 +198,8 @@ def _position(build: Builder, part: Part, state: ir.Value | None) -> tuple[ir.Va
 
 
 def _chunk(build: Builder, part: Part, state: ir.Value | None, n: int, rates: int) -> tuple[ir.Value, ir.Value]:
-    """The results [B, heads, queries of a head, n, dv] and the state [B, heads, 1, dk, dv] after a chunk."""
-    times, sources = np.ogrid[:n, -1:n]  # source -1 is the state
+    """Return the results [B, heads, queries per head, n, dv] and the state [B, heads, 1, dk, dv] after a chunk."""
+    times, sources = np.ogrid[:n, -1:n]  # source -1 stands for the state before the chunk
     seen = build.constant((times >= sources)[:, 1:].astype(np.float32))
     turned = build.transpose(part.k, _TURNED)
     since = decays = keyed = None  # w [.., t, rates], E [.., t, s, rates], E · k [.., t, s, dk]
@@ -212,7 +215,7 @@ def _chunk(build: Builder, part: Part, state: ir.Value | None, n: int, rates: in
         keyed = build.op("Mul", [decays, build.op("Unsqueeze", [part.k, build.numbers(3)])]) if rates > 1 else None
 
     def products(rows: ir.Value) -> ir.Value:
-        """E · rows Kᵀ."""
+        """Return E · (rows Kᵀ)."""
         if keyed is not None:
             found = build.op("Mul", [keyed, build.op("Unsqueeze", [rows, build.numbers(4)])])
             found = build.op("ReduceSum", [found, build.numbers(5)], keepdims=0)
@@ -223,7 +226,7 @@ def _chunk(build: Builder, part: Part, state: ir.Value | None, n: int, rates: in
         return build.op("Mul", [found, seen])
 
     def read(rows: ir.Value, state: ir.Value) -> ir.Value:
-        """W · rows S."""
+        """Return w · (rows S)."""
         return build.op("MatMul", [rows if since is None else build.op("Mul", [rows, since]), state])
 
     u = part.v
@@ -243,9 +246,9 @@ def _chunk(build: Builder, part: Part, state: ir.Value | None, n: int, rates: in
 
 
 def _inverse(build: Builder, below: ir.Value, n: int) -> ir.Value:
-    """(I + what stands below the diagonal)⁻¹ of [n, n], by blocks of 2, of 4 and so on, each made of two:
+    """Return (I + the part of [n, n] below the diagonal)⁻¹, by blocks of 2, 4, … rows, each made from two smaller ones.
 
-    [[A, 0], [C, D]]⁻¹ = [[A⁻¹, 0], [-D⁻¹ C A⁻¹, D⁻¹]]. A sum of powers would lose all digits where keys are alike.
+    [[A, 0], [C, D]]⁻¹ = [[A⁻¹, 0], [-D⁻¹ C A⁻¹, D⁻¹]]. A sum of powers would lose all digits for keys that are alike.
     """
     rows, columns = np.ogrid[:n, :n]
     found, size = build.constant(np.eye(n, dtype=np.float32)), 1
@@ -259,7 +262,7 @@ def _inverse(build: Builder, below: ir.Value, n: int) -> ir.Value:
 
 
 def _cast(build: Builder, value: ir.Value, kind: ir.DataType | None) -> ir.Value:
-    """A value in another type; itself where it has that one."""
+    """Cast a value to a dtype; return the value itself if it has that dtype."""
     if kind is None or value.dtype == kind:
         return value
     made = build.op("Cast", [value], to=kind.value)

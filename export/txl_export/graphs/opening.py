@@ -1,8 +1,8 @@
-"""A graph that takes any number of sequences, made of two that were captured with B and with B + 1 of them.
+"""Opens a graph's number of sequences, by comparing two captures: with B and with B + 1 sequences.
 
-What differs between the two follows from B: sizes in shapes, and constants with entries for every sequence. In place of
-these the graph computes what follows from the number of sequences in its inputs. Where anything else differs the graph
-keeps its B. Two captures are no proof that the opened graph is the same function for every number: that is tried.
+Differences between the two follow from B: sizes in shapes, and constants with an entry for every sequence. The graph is
+changed to compute these from the number of sequences in its inputs. If anything else differs, B stays fixed. Two
+captures do not prove that the opened graph is right for every number; the caller tests it.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from txl_export.graphs.quantised_matmul import initializer
 _Sizes: TypeAlias = "list[int | str | None]"
 _WHOLE = (ir.DataType.INT64, ir.DataType.INT32)
 _SIZES = {"ConstantOfShape": {0}, "Expand": {1}, "Range": {1}, "Reshape": {1}, "Slice": {1, 2}, "Tile": {1}}
-"""Which inputs of an operator say how large its result is. Any other number is one that it computes with: where that
-follows from B, a result can depend on how many sequences run, for values that no trial happens to try."""
+"""The inputs of operators that set the size of a result. A number that changes with B anywhere else enters the
+computation, so a result might depend on the number of sequences, for values that no test tries."""
 
 
 class FixedBatchError(Exception):
-    """A graph is of one number of sequences; the message says what in it."""
+    """The graph works for only one batch size; the message names the node."""
 
 
 def open_batch(model: ir.Model, other: ir.Model, size: int) -> None:
-    """Leave the number of sequences open in a graph, in place. The graph is of no use where this fails.
+    """Open the number of sequences in a graph, in place. After an error the graph is unusable.
 
     Args:
         model: a settled graph of `size` sequences.
-        other: the same of one sequence more.
+        other: the same graph for `size` + 1 sequences.
 
     Raises:
-        FixedBatchError: something in the graph follows from B in another way than sizes and entries do.
+        FixedBatchError: something other than a size or the entries of a constant changes with B.
     """
     _Opening(model.graph, other.graph, size).run()
 
@@ -52,7 +52,7 @@ class _Opening:
         self._front: list[ir.Node] = []
 
     def run(self) -> None:
-        """Hold the graphs against each other, node by node, and change the first."""
+        """Compare the two graphs node by node, and change the first."""
         if len(self._nodes) != len(self._others):
             raise FixedBatchError(f"the graph of {self._size + 1} sequences has more operators or fewer")
         sizes = {id(one): self._sizes(one, two) for one, two in self._ends}
@@ -66,7 +66,8 @@ class _Opening:
                         raise FixedBatchError(f"{node.op_type} reads something else")
                 elif (changed := self._opened(node, index, first, one, two)) is not one:
                     node.replace_input_with(index, changed)
-            if node.op_type == "Squeeze" and len(node.inputs) == 1 and None not in first:  # else B may be dropped too
+            # without axes it would also drop a batch of 1
+            if node.op_type == "Squeeze" and len(node.inputs) == 1 and None not in first:
                 node.resize_inputs(2)
                 node.replace_input_with(1, self._numbers(*(axis for axis, size in enumerate(first) if size == 1)))
             for one, two in zip(node.outputs, twin.outputs, strict=True):
@@ -79,7 +80,7 @@ class _Opening:
         self._order_constants()
 
     def _order_constants(self) -> None:
-        """Leave out constants that nothing reads any more; others that stand in their place stand where they did."""
+        """Remove constants that no node reads; put those that replace another at its place in the order."""
         constants = self._graph.initializers
         places = {name: place for place, name in enumerate(constants)}
         kept = [value for value in constants.values() if value.uses()]
@@ -89,7 +90,7 @@ class _Opening:
             self._graph.register_initializer(value)
 
     def _sizes(self, one: ir.Value, two: ir.Value) -> _Sizes:
-        """The sizes of a value, `BATCH` where it has the number of sequences, None where they are not known."""
+        """Return the sizes of a value: `BATCH` for the number of sequences, None for an unknown size."""
         if one.shape is None or two.shape is None or len(one.shape) != len(two.shape):
             return [None] * len(one.shape or ())
         return [
@@ -101,13 +102,16 @@ class _Opening:
         return (first, second) == (self._size, self._size + 1)
 
     def _opened(self, node: ir.Node, index: int, first: _Sizes, value: ir.Value, twin: ir.Value) -> ir.Value:
-        """What a node reads in place of a constant: the same where that does not follow from B.
+        """Return the value that a node reads in place of a constant: the constant itself if it is the same for B + 1.
 
         Args:
-            node: that reads it.
-            index: as which input.
+            node: the node that reads the constant.
+            index: the place of the constant among the node's inputs.
             first: the sizes of the node's first input.
-            value, twin: the constant, and the one for another sequence.
+            value, twin: the constant in the graph for B sequences, and in the one for B + 1.
+
+        Raises:
+            FixedBatchError: the constant changes with B in a way that no operator here expresses.
         """
         assert value.const_value is not None
         assert twin.const_value is not None
@@ -122,18 +126,21 @@ class _Opening:
             raise FixedBatchError(f"{node.op_type} computes with a number that changes with B")
         target = _target(node, first, one, times) if index == 1 else None
         if target is not None:
-            if 0 in target and node.attributes.get_int("allowzero"):  # then it keeps a size
+            if 0 in target and node.attributes.get_int("allowzero"):  # else 0 would be a size
                 del node.attributes["allowzero"]
             return self._written(value, target)
         return self._computed(value, one, times)
 
     def _multiples(self, one: NDArray[Any], two: NDArray[Any]) -> NDArray[Any] | None:
-        """How often B is in each number, 0 in those that do not follow from it; None where others are."""
+        """Return n for each number that is n · B, 0 for one that is the same for B + 1; None if a number is neither.
+
+        For B = 4: [3, 0] of [12, 64], which is [15, 64] for B = 5.
+        """
         times: NDArray[Any] = two - one
         return times if np.array_equal(one[times != 0], (self._size * times)[times != 0]) else None
 
     def _entries(self, node: ir.Node, value: ir.Value, one: NDArray[Any], two: NDArray[Any]) -> ir.Value:
-        """The entries of a constant that are of the sequences that there are: the first ones, along one axis."""
+        """Replace a constant with an entry per sequence by its first entries: a Slice along one axis."""
         axes = [axis for axis, sizes in enumerate(zip(one.shape, two.shape, strict=False)) if sizes[0] != sizes[1]]
         if one.ndim == two.ndim and len(axes) == 1:
             (axis,) = axes
@@ -152,7 +159,7 @@ class _Opening:
         )
 
     def _written(self, value: ir.Value, target: NDArray[Any]) -> ir.Value:
-        """A constant in place of another."""
+        """Return a constant `target` that replaces `value`; equal replacements are one constant."""
         key = (value.name, target.tobytes())
         if key not in self._made:
             made = self._made[key] = initializer(self._graph, self._name(value), target)
@@ -160,12 +167,12 @@ class _Opening:
         return self._made[key]
 
     def _name(self, value: ir.Value) -> str:
-        """A name for what stands in place of a constant, for which there may be several."""
+        """Return a new name for a replacement of a constant, which may have several."""
         number = self._names[value.name] = self._names[value.name] + 1
         return f"{value.name}{OPENED}{number if number > 1 else ''}"
 
     def _computed(self, value: ir.Value, numbers: NDArray[Any], times: NDArray[Any]) -> ir.Value:
-        """Numbers, some of them computed in the graph from the number of sequences."""
+        """Return a value for a constant in which some numbers are multiples of B, computed in the graph."""
         key = (value.name, *times.flat)
         if key not in self._made:
             parts = list[ir.Value]()
@@ -181,7 +188,7 @@ class _Opening:
         return self._made[key]
 
     def _count(self, times: int) -> ir.Value:
-        """So many times the number of sequences, int64 [1]."""
+        """Return `times` · B as a value of the graph, int64 [1]."""
         name, key, whole = f"{BATCH}.{times}", (times,), ir.DataType.INT64
         if key not in self._made:
             if times == 1:
@@ -199,7 +206,7 @@ class _Opening:
     def _add(
         self, op: str, inputs: list[ir.Value], dtype: ir.DataType | None, sizes: _Sizes, name: str, **attributes: Any
     ) -> ir.Value:
-        """Another node, in front of all that are there."""
+        """Add a node that will stand before all existing nodes; return its result."""
         node = ir.node(op, inputs, attributes=attributes, name=f"{op}.{name}")
         made = node.outputs[0]
         made.name, made.shape = name, ir.Shape(sizes)
@@ -209,10 +216,10 @@ class _Opening:
 
 
 def _target(node: ir.Node, first: _Sizes, numbers: NDArray[Any], times: NDArray[Any]) -> NDArray[Any] | None:
-    """What says the same as a shape to which a node brings its first input, without a number of sequences; or None.
+    """Return a node's target shape with B written as 0, 1 or -1: [0, 8, 64] for [B, 8, 64]; None if it cannot be.
 
-    A Reshape keeps a size for which 0 stands, and finds the one for which -1 stands; an Expand keeps those for which 1
-    stands. No size may be 0 itself.
+    A Reshape keeps the input's size where its shape has 0, and computes the one where it has -1; an Expand keeps the
+    size where its shape has 1. No size of the result may be 0.
     """
     shape, result = numbers.copy(), node.outputs[0].shape
     if node.op_type not in ("Reshape", "Expand") or result is None or 0 in result.dims:
@@ -231,7 +238,7 @@ def _target(node: ir.Node, first: _Sizes, numbers: NDArray[Any], times: NDArray[
 
 
 def _check_alike(node: ir.Node, twin: ir.Node) -> None:
-    """Raise unless two nodes are the same operator with the same attributes."""
+    """Raise FixedBatchError unless two nodes have the same operator and attributes."""
     one, two = ((part.domain, part.op_type, len(part.inputs), len(part.outputs)) for part in (node, twin))
     if one != two or {*node.attributes} != {*twin.attributes}:
         raise FixedBatchError(f"{node.op_type} is another operator")
@@ -243,7 +250,7 @@ def _check_alike(node: ir.Node, twin: ir.Node) -> None:
 
 
 def _same(one: NDArray[Any], two: NDArray[Any]) -> bool:
-    """Whether two constants are the same to the bit; large ones are mostly one memory."""
+    """Return whether two constants are equal to the bit; large ones usually share memory, which is noticed first."""
     if one.shape != two.shape or one.dtype != two.dtype:
         return False
     apart = one.__array_interface__["data"] != two.__array_interface__["data"]

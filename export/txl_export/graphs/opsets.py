@@ -1,8 +1,8 @@
-"""Graphs of an opset that no bundle holds, which files may have, written in one that all engines read.
+"""Lowers graphs of opsets 25 to 27, which no bundle may have, to opset 18 or 24.
 
-From opset 24 to 27 no operator that bundles hold changed its meaning: Reshape, Cast and the like took more types, such
-as int2, and Range an attribute that the forms refuse. So a graph is the same graph under an older number, once what is
-new is rewritten: LinearAttention and CausalConvWithState. The rehearsal and the proof run it beside the file.
+From opset 24 to 27 no operator of a bundle changed its meaning: Reshape, Cast and others took more types, e.g. int2,
+and Range got an attribute that the forms refuse. So once the new LinearAttention and CausalConvWithState are rewritten,
+the graph means the same under an older number. The rehearsal and the proof compare it with the file.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import onnx_ir as ir
 from txl_runtime.guard.forms import MICROSOFT, OPSETS
 
 READABLE = range(OPSETS[0], 28)
-"""Opsets that files may have."""
+"""Opsets of files that can be read."""
 _NEWER = """
 AveragePool DequantizeLinear Gelu GridSample GroupNormalization IsInf QuantizeLinear ReduceMax ReduceMin
 Resize RMSNormalization Swish TensorScatter
 """
 _CHANGED = frozenset(_NEWER.split())
-"""Operators that came, or changed their meaning or types that bundles have, from opset 19 to 24."""
+"""Operators that are new since opset 18, or changed in meaning or in a bundle's types, up to opset 24."""
 _ATTRIBUTES = frozenset(("saturate", "round_mode"))
-"""Attributes that Cast and CastLike took meanwhile."""
+"""Attributes that Cast and CastLike got after opset 18."""
 _TAKEN_OVER = {
     "CausalConvWithState": {"activation"},
     "LinearAttention": {"chunk_size", "kv_num_heads", "q_num_heads", "scale", "update_rule"},
@@ -27,9 +27,10 @@ _TAKEN_OVER = {
 
 
 def as_standard(graph: ir.Graph) -> None:
-    """Give ONNX Runtime's own LinearAttention and CausalConvWithState, which opset 27 took over, their standard names.
+    """Give ONNX Runtime's own LinearAttention and CausalConvWithState their standard names of opset 27.
 
-    Exporters such as mobius write these for ONNX Runtime from 1.26 on. One with more attributes stays, and is refused.
+    Exporters such as mobius write them for ONNX Runtime 1.26 and later. A node with attributes beyond the standard's
+    stays, and is refused later.
     """
     for node in graph:
         if node.domain == MICROSOFT and node.attributes.keys() <= _TAKEN_OVER.get(node.op_type, set()):
@@ -37,7 +38,7 @@ def as_standard(graph: ir.Graph) -> None:
 
 
 def lower(graph: ir.Graph) -> None:
-    """Give a graph of opset 25 … 27 the oldest number under which it is the same: 18, or 24 where a node needs that."""
+    """Lower a graph of opset 25 … 27 to the oldest opset in which it means the same: 18, or 24 if a node needs that."""
     if graph.opset_imports.get("", 0) > OPSETS[-1]:
         newer = any(node.op_type in _CHANGED or node.attributes.keys() & _ATTRIBUTES for node in graph)
         graph.opset_imports[""] = OPSETS[-1 if newer else 0]

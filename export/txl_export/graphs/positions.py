@@ -1,12 +1,12 @@
-"""A step of one position made a program of L positions: what no state leads back to runs once, for all positions.
+"""Makes a program of L positions from a step of one position: nodes outside recurrences run once for all positions.
 
     h' = tanh(a x + b h)      a x of all positions is one product; b h, the sum and tanh are written L times
     y  = c h'                 one product again
 
-The positions of all sequences are rows of one batch: row t·B + b is position t of sequence b. So a Split of a value
-along its axis of sequences gives its positions, and a Concat makes rows of them. A state that is only handed on, such
-as the last row or a window of the last four, leads nowhere back: its rows are those that it is made of, of the position
-before.
+All positions of all sequences are rows of one batch: row t·B + b is position t of sequence b. So a Split along the axis
+of sequences gives the positions, and a Concat joins them. Some states depend on no earlier state, only on the position
+before, such as the last row, or a window of the last four. Their rows are the rows they are copied from, one position
+later.
 """
 
 from __future__ import annotations
@@ -34,40 +34,40 @@ from txl_export.graphs.state_parts import original, take_apart
 
 
 class UnliftedError(Exception):
-    """A step whose positions cannot be rows of a batch; the message says why."""
+    """A step's positions cannot become rows of a batch; the message says why."""
 
 
 def lifted(step: ir.Model, states: int, axes: Mapping[str, Axes], batch: int, length: int) -> ir.Model:
-    """A program of several positions, made of a step of one.
+    """Make a program of several positions from a step of one position.
 
     Args:
-        step: a settled graph of any number of sequences (`graphs.opening`), whose last inputs are states and whose last
-            outputs are their next values, in the same order.
-        states: how many.
-        axes: where sequences and positions stand in the program's other inputs and outputs; those of the step have the
-            same axes but for that of positions.
-        batch, length: B and L.
+        step: a settled graph with an open number of sequences (`graphs.opening`). Its last inputs are states, and its
+            last outputs their next values in the same order.
+        states: the number of states.
+        axes: the axes of sequences and positions in the program's inputs and outputs that are no states; the step's
+            have the same axes without positions.
+        batch, length: the batch size B and segment length L.
 
     Returns:
-        the program, with inputs and outputs as the step has them; values inside have no shapes yet.
+        The program, with the step's inputs and outputs; values inside have no shapes yet.
 
     Raises:
-        UnliftedError: on which axis of a value its sequences stand is not known.
+        UnliftedError: the axis of sequences of a value is unknown.
     """
     model = step.clone()
     return _Lifting(model, states, axes, batch, length).program
 
 
 class _Lifting:
-    """Writes the program beside the step.
+    """Writes the program from the step.
 
     Attributes:
-        program: what is written.
-        _rows, _pieces: by values of the step, those of the program: of all positions at once, and of each position.
-        _first: by states of the step, their values before the segment.
-        _behind: by those that are computed in chunks, their values behind it.
-        _results: what the step returns beside its states.
-        _after: the next values of states, both of the step.
+        program: the program.
+        _rows, _pieces: for a value of the step, the program's value for all positions, and those for each position.
+        _first: for a state of the step, its value before the segment.
+        _behind: for a state computed in chunks, its value after the segment.
+        _results: the step's outputs other than states.
+        _after: for a state of the step, its next value.
     """
 
     def __init__(self, model: ir.Model, states: int, axes: Mapping[str, Axes], batch: int, length: int) -> None:
@@ -105,7 +105,7 @@ class _Lifting:
         RemoveUnusedNodesPass()(self.program)
 
     def _write(self) -> None:
-        """All values that results and next states need, each behind what it is made of."""
+        """Write all values that results and next states need, each before the nodes that read it."""
         cores, chunks = find_cores(self._step, self._after), dict[Hashable, tuple[ir.Value, Retention]]()
         for core, nodes in list(cores.items()):
             (state, *more), taken = core, {node for other in cores if other is not core for node in cores[other]}
@@ -133,18 +133,18 @@ class _Lifting:
                 self._repeated(part, cores[part])
 
     def _maker(self, value: ir.Value | None) -> ir.Node | ir.Value | None:
-        """The node or state that a value is of; None where it is there from the start."""
+        """Return the node or state that a value comes from; None for inputs and constants."""
         if value is None or value in self._after:
             return value
         return value.producer()
 
     def _once(self, node: ir.Node) -> None:
-        """A node for all positions."""
+        """Write a node once, for all positions."""
         made = self._copy(node, [self._all(value) for value in node.inputs])
         self._rows.update(zip(node.outputs, made, strict=True))
 
     def _handed_on(self, state: ir.Value) -> None:
-        """A state that leads nowhere back: before each position it is what was made at the position before."""
+        """Set the rows of a state outside recurrences: each position's is the value made one position before."""
         first, after = self._first[state], self._after[state]
         if self._length == 1:
             self._rows[state] = first
@@ -155,7 +155,7 @@ class _Lifting:
             self._pieces[state] = [first, *(self._piece(after, at) for at in range(self._length - 1))]
 
     def _repeated(self, states: Core, nodes: Sequence[ir.Node]) -> None:
-        """Nodes that states lead back through, for one position after another."""
+        """Write the nodes of a recurrence for one position after another."""
         found = {value: list[ir.Value]() for value in (*states, *(out for node in nodes for out in node.outputs))}
         now = {state: self._first[state] for state in states}
         for position in range(self._length):
@@ -168,11 +168,11 @@ class _Lifting:
         self._pieces.update(found)
 
     def _in_chunks(self, state: ir.Value, one: Retention) -> None:
-        """A matrix for each head that fades and is added to, at all positions at once; see `graphs.retention`."""
+        """Write a recurrence of a matrix per head, for all positions at once; see `graphs.retention`."""
         build, heads, batch, length = self._build, math.prod(one.heads), self._batch, self._length
 
         def numbers(rows: ir.Value, *own: int) -> ir.Value:
-            """[B, L, heads, *own] of rows."""
+            """Reshape rows to [B, L, heads, *own]."""
             if batch == 1:
                 return build.reshape(rows, [1, length, heads, *own])
             return build.transpose(build.reshape(rows, [length, batch, heads, *own]), (1, 0, 2, 3, 4))
@@ -205,7 +205,7 @@ class _Lifting:
         self._behind[state] = build.reshape(last, sizes)
 
     def _last(self, state: ir.Value) -> ir.Value:
-        """A state behind the segment."""
+        """Return the value of a state after the segment."""
         if state in self._behind:
             return self._behind[state]
         after = self._after[state]
@@ -215,7 +215,7 @@ class _Lifting:
         return self._build.slice(self._all(after), axis, self._batch * (self._length - 1), self._batch * self._length)
 
     def _all(self, value: ir.Value | None) -> Any:
-        """A value of all positions at once."""
+        """Return a value for all positions at once."""
         if value is None or value in self._rows:
             return value and self._rows[value]
         if value in self._sizes[self._batch * self._length]:
@@ -228,7 +228,7 @@ class _Lifting:
         return self._rows[value]
 
     def _piece(self, value: ir.Value, position: int) -> ir.Value:
-        """A value of one position."""
+        """Return a value for one position."""
         if value in self._sizes[self._batch]:
             return self._number(value, self._batch)
         if value not in self._pieces:
@@ -240,7 +240,7 @@ class _Lifting:
         return self._pieces[value][position]
 
     def _axis(self, value: ir.Value) -> int | None:
-        """The axis on which a value's sequences stand, each perhaps several times; None where it is of none."""
+        """Return the axis of a value that contains sequences, possibly times a number; None if it has none."""
         found = [axis for axis, size in enumerate(sizes_of(value)) if not isinstance(size, int)]
         if value.shape is None or len(found) > 1:
             raise UnliftedError(f"where the sequences of '{value.name}' stand is not known")
@@ -259,13 +259,13 @@ class _Lifting:
         return initializer(self.program.graph, f"{value.name}.{count}", self._sizes[count][value])
 
     def _to_rows(self, value: ir.Value, place: Axes) -> ir.Value:
-        """An input with its positions and sequences as rows."""
+        """Return an input with positions and sequences as rows."""
         if order := self._order(place):
             value = self._build.transpose(value, order)
         return self._build.reshape(value, place.still.sizes(self._batch * self._length, 0))
 
     def _from_rows(self, value: ir.Value, place: Axes) -> ir.Value:
-        """An output, of rows."""
+        """Return an output made from rows."""
         sizes, order = place.sizes(self._batch, self._length), self._order(place)
         if not order:
             return self._build.reshape(value, sizes)
@@ -274,16 +274,16 @@ class _Lifting:
         )
 
     def _order(self, place: Axes) -> list[int]:
-        """The axes with that of positions in front of that of sequences; [] where the values stand so already."""
+        """Return an order of axes with positions directly before sequences; [] if that is the current order."""
         behind, order = place.batch or 0, list(range(len(place.shape)))
         order.remove(place.positions[0])
         order.insert(order.index(behind), place.positions[0])
-        moved = [axis for axis in order if self._batch > 1 or axis != behind]  # an axis of one may stand anywhere
+        moved = [axis for axis in order if self._batch > 1 or axis != behind]  # an axis of size 1 need not move
         return order if moved != sorted(moved) else []
 
 
 def _cut_sizes(model: ir.Model, counts: Sequence[int]) -> dict[int, dict[ir.Value, NDArray[Any]]]:
-    """Return values computed from the number of sequences alone, for each count; their nodes go, in place."""
+    """Return the arrays of values that depend only on the number of sequences, for each count; remove their nodes."""
     graph, found = model.graph, dict[ir.Value | None, bool]()
     for node in graph:
         shape = node.op_type == "Shape" and node.inputs[0] is not None and node.inputs[0].is_graph_input()

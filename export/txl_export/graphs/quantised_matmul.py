@@ -1,15 +1,15 @@
-"""How a graph multiplies by quantised matrices, in ONNX Runtime's own operators.
+"""Writes products with quantised matrices with ONNX Runtime's own operators.
 
-For few rows at a time (decoding) a product is one operator, MatMulNBits, which reads its weights as fast as memory can
-deliver them. For many rows an int8 product is spelled out around a product of integers, which is twice as fast for
-them, and three times slower for one row:
+For few rows at a time (decoding) a product is one operator, MatMulNBits, whose speed is that of reading the weights.
+For many rows an int8 product is written around a product of integers, which is twice as fast then, and three times
+slower for one row:
 
     scale = max |x| of the row / 127        code = round(x / scale) + 128        y = scale · (code - 128) @ W
 
-In both forms every row (token) of the activations has a scale of its own, so that no row's result depends on another
-row. ONNX Runtime's dynamic quantiser has one scale for a whole tensor, with which padding and neighbours would change
-what a stream gets. A row of zeros has scale 0, so its product is 0 whatever its codes are. After a ReLU nothing is
-negative, so codes there are 0 … 255 without an offset.
+In both forms every row (token) of activations has its own scale, so rows do not influence one another. ONNX Runtime's
+dynamic quantiser has one scale per tensor, so padding and neighbours would change a stream's results. A row of zeros
+has scale 0, and its product is 0 for any codes. After a ReLU no activation is negative, so codes are 0 … 255 without an
+offset.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from txl_export.graphs.quantising import BITS, COLUMNS, QUANTISED, block_of
 MICROSOFT = "com.microsoft"
 
 MANY = 16
-"""From so many rows on the integer product is the faster one."""
+"""Number of rows from which the integer product is faster."""
 
 FEW = "-few.onnx"
-"""Ends the names of files that `apart` moves programs of few rows to."""
+"""End of the names of the files into which `apart` moves programs of few rows."""
 
 
 def has_many_rows(program: Program) -> bool:
-    """Whether a program multiplies many rows at a time, be it of one sequence alone where B is open.
+    """Return whether a program multiplies at least `MANY` rows at a time; if B is open, one sequence's rows count.
 
-    Rolled programs never count: their rows are two dimensions.
+    Rolled programs never count: their rows have two axes.
     """
     batch, length = program.inputs[0].shape
     return program.update == "ring" and (1 if program.open_batch else int(batch)) * int(length) >= MANY
 
 
 def apart(programs: Sequence[Program]) -> tuple[Program, ...]:
-    """The programs, with those of few rows moved to a file of their own where they shared one with programs of many."""
+    """Return the programs; those of few rows that shared a file with programs of many rows get a separate file."""
     shared = {program.file for program in programs if has_many_rows(program)}
     return tuple(
         msgspec.structs.replace(program, file=program.file.replace(".onnx", FEW))
@@ -55,15 +55,17 @@ def apart(programs: Sequence[Program]) -> tuple[Program, ...]:
 
 
 def whole_of(file: str) -> str:
-    """Return the file that `apart` moved a file's programs out of: both hold one network, multiplied in two ways."""
+    """Return the file from which `apart` moved a program: both files are traced from the same network."""
     return file.replace(FEW, ".onnx")
 
 
 def multiply_quantised(graph: ir.Graph, parts: Mapping[str, Tensor], many: bool) -> None:
-    """Replace products with quantised matrices; the graph's initializers are named as the parameters, "/" for ".".
+    """Replace products with quantised matrices, in place.
 
     Args:
-        many: multiply int8 in the form for many rows.
+        graph: the graph; its initializers have the parameters' names, with "/" for ".".
+        parts: the quantised parameters.
+        many: use the form for many rows for int8.
     """
     zeros: ir.Value | None = None
     for node in list(graph):
@@ -95,13 +97,13 @@ def _by_blocks(graph: ir.Graph, x: ir.Value | None, name: str, parts: Mapping[st
     size, width = (int(n) for n in parts[f"{name}.shape"])
     stored = [f"{name}.{part}" for part in (precision, "scale", "zero") if f"{name}.{part}" in parts]
     inputs = [x, *(initializer(graph, part, parts[part].numpy()) for part in stored)]
-    # accuracy_level 4: products of integers, the activations' scales per row and block.
+    # Accuracy level 4: integer products, with activations' scales per row and block.
     attributes = {"K": size, "N": width, "bits": BITS[precision], "block_size": block_of(size), "accuracy_level": 4}
     return ir.node("MatMulNBits", inputs, attributes=attributes, domain=MICROSOFT)
 
 
 def _zero_points(graph: ir.Graph, x: ir.Value | None) -> Sequence[ir.Node]:
-    """128 for every row of x, [rows]; all products of a graph have the same rows."""
+    """Return nodes that make [128, 128, …], one per row of x; all products of a graph have the same rows."""
     shape = ir.node("Shape", [x], attributes={"start": 0, "end": 1})
     value = ir.tensor(np.array([128], np.uint8))
     return shape, ir.node("ConstantOfShape", [shape.outputs[0]], attributes={"value": value})
@@ -110,7 +112,7 @@ def _zero_points(graph: ir.Graph, x: ir.Value | None) -> Sequence[ir.Node]:
 def _by_rows(
     graph: ir.Graph, x: ir.Value | None, name: str, parts: Mapping[str, Tensor], zeros: ir.Value
 ) -> Sequence[ir.Node]:
-    """[rows, in] → [rows, out]."""
+    """Write the int8 product [rows, in] → [rows, out] for many rows; return its nodes."""
     assert x is not None
     source = x.producer()
     positive = source is not None and source.op_type == "Relu"
@@ -133,10 +135,10 @@ def _by_rows(
 
 
 def initializer(graph: ir.Graph, name: str, value: NDArray[np.generic] | np.generic) -> ir.Value:
-    """The graph's initializer of that value, made when it is first asked for; dots follow a name that another has."""
+    """Return the graph's initializer with that value; add it if it is missing, with dots appended to a taken name."""
     array = np.asarray(value)
     while name in graph.initializers and not _holds(graph.initializers[name], array):
-        name += "."  # a parameter may have any name
+        name += "."  # a model's parameter may already have the name
     if name not in graph.initializers:
         tensor = ir.tensor(array, name=name)
         shape, kind = ir.Shape(tensor.shape.numpy()), ir.TensorType(tensor.dtype)

@@ -1,9 +1,9 @@
-"""int8 and int4 weights for the CPU: how quantised matrices are stored. The family says which matrices they are.
+"""Quantises weights to int8 and int4 for the CPU, and defines how they are stored; the family chooses the matrices.
 
-int4 has a scale and a zero point per block of inputs. `gptq` rounds a matrix whose inputs are known, ONNX Runtime's own
-quantiser any other; both give the same parts. int8 has a scale per column (output), and where segments are long it is
-stored in two forms that stand for the same matrix, because ONNX Runtime's operators differ in what they are good at
-(`quantised_matmul`): blocks for few rows at a time, as in decoding, and plain columns for many.
+int4 has a scale and a zero point per block of inputs. `gptq` rounds matrices whose inputs are known, ONNX Runtime's own
+quantiser the others; both return the same parts. int8 has a scale per column (output). For long segments int8 is stored
+in two forms of the same numbers, for ONNX Runtime's two operators (`quantised_matmul`): blocks for few rows at a time,
+as in decoding, and plain columns for many.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ QUANTISED = ("int8", "int4")
 BITS = {"int8": 8, "int4": 4}
 BLOCKS = (128, 64, 32)
 COLUMNS = "columns"
-"""What the codes of int8 are called where they lie as the matrix does, [in, out]."""
+"""Suffix of int8 codes in the matrix's own layout, [in, out]."""
 
 
 def gain_error(folded: Mapping[str, Tensor], parts: Mapping[str, Tensor]) -> float:
-    """How far quantised matrices are from the originals in size: the largest |gain - 1|.
+    """Return the largest |gain - 1| of the quantised matrices: 0.02 if one is 2 % too large.
 
     The gain is the slope of a line through the origin, fitted to quantised over original values. Rounding cancels out
-    in the gain, but a wrong scale shows, which could pass the other limits: few bits need loose ones.
+    in the gain, so a wrong scale shows. The other limits are loose for few bits, and a wrong scale could pass them.
     """
     worst = 0.0
     for name, kind in codes_in(parts):
@@ -43,7 +43,7 @@ def gain_error(folded: Mapping[str, Tensor], parts: Mapping[str, Tensor]) -> flo
 
 
 def codes_in(parts: Collection[str]) -> Iterator[tuple[str, str]]:
-    """The quantised matrices among parts from `quantise`, and the kind of codes each has; int8 may have two."""
+    """Yield name and kind of codes of each quantised matrix among `quantise`'s parts; int8 may have two."""
     for part in parts:
         name, _, kind = part.rpartition(".")
         if f"{name}.shape" in parts and kind in (*QUANTISED, COLUMNS):
@@ -58,22 +58,22 @@ def quantise(
     many: bool = False,
     inputs: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
-    """The parameters with the matrices replaced by their quantised parts.
+    """Return the parameters with matrices replaced by their quantised parts.
 
-    NAME.int8 or NAME.int4 are codes in blocks, uint8 [out, blocks, bytes of a block], with NAME.scale, float32
-    [out · blocks], NAME.zero, packed zero points (int4), and NAME.shape, int32 [2], in and out. NAME.columns are int8
-    codes [in, out], with NAME.column_scale, float32 [out].
+    NAME.int8 or NAME.int4 are codes in blocks, uint8 [out, blocks, bytes of a block], with NAME.scale, float32 [out ·
+    blocks], NAME.zero, packed zero points (int4), and NAME.shape, int32 [2], in and out. NAME.columns are int8 codes
+    [in, out], with NAME.column_scale, float32 [out].
 
     Args:
         folded: the parameters that graphs compute with.
-        precision: int8 or int4; any other leaves all as it is.
-        matrices: names of those that may be quantised.
-        keep: beginnings of names to leave in float32, such as "layers.03".
-        many: store int8 a second time, for products of many rows.
+        precision: int8 or int4; for any other nothing changes.
+        matrices: names of matrices that may be quantised.
+        keep: beginnings of names that stay float32, e.g. "layers.03".
+        many: store int8 also as columns, for products of many rows.
         inputs: for int4, the sums of x xᵀ over a matrix's inputs, float64 [in, in], by its name (`gptq`).
 
     Raises:
-        UsageError: nothing begins like a name to keep.
+        UsageError: no matrix's name begins with an entry of `keep`.
     """
     for start in keep:
         if not any(is_kept(name, [start]) for name in matrices):
@@ -98,29 +98,34 @@ def quantise(
 
 
 def is_kept(name: str, keep: Collection[str]) -> bool:
-    """Return True if a matrix is left in float32: if it or a part of the model that holds it is in `keep`."""
+    """Return whether a matrix stays float32: `keep` contains its name, or a part of the model that contains it."""
     return any(name == start or name.startswith(f"{start}.") for start in keep)
 
 
 def dequantise(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The inverse of `quantise`, to its rounding: what the quantised matrices stand for."""
+    """Return the parameters with quantised matrices as float32: the inverse of `quantise` up to rounding."""
     plain = {name: tensor for name, tensor in parts.items() if f"{name.rpartition('.')[0]}.shape" not in parts}
     return plain | {name: _matrix(parts, name, kind) for name, kind in codes_in(parts)}
 
 
 def block_of(size: int) -> int:
-    """How many inputs share a scale: the largest block size that divides their number, else the smallest of all."""
+    """Return the number of inputs that share a scale: the largest of `BLOCKS` that divides `size`, else the last.
+
+    Example:
+        >>> block_of(512)
+        128
+    """
     return next((block for block in BLOCKS if size % block == 0), BLOCKS[-1])
 
 
 def _columns(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """int8 codes [in, out] and a scale per column, [out], symmetric."""
+    """Return int8 codes [in, out] and a symmetric scale per column, [out]."""
     scale = matrix.abs().amax(dim=0) / 127
     return (matrix / scale.clamp_min(torch.finfo(scale.dtype).tiny)).round().to(torch.int8), scale
 
 
 def _in_blocks(columns: Tensor) -> Tensor:
-    """The same codes with 128 for zero, uint8 [out, blocks, block]; inputs that only fill the last block are zeros."""
+    """Return the codes as uint8 [out, blocks, block], with 128 for zero; the last block is filled up with zeros."""
     size, width = columns.shape
     block = block_of(size)
     codes = torch.full((width, -(-size // block) * block), 128, dtype=torch.uint8)
@@ -129,15 +134,15 @@ def _in_blocks(columns: Tensor) -> Tensor:
 
 
 def _blocks_for(matrix: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what `_blocks` does, fitted to the sum of x xᵀ over the matrix's inputs."""
+    """Return the parts of an int4 matrix as `_blocks` does, fitted to the sum of x xᵀ over the matrix's inputs."""
     codes, scale, zero = round_to_inputs(matrix, inputs, block_of(len(matrix)))
-    if zero.shape[1] % 2:  # as ONNX Runtime's quantiser fills the last byte
+    if zero.shape[1] % 2:  # ONNX Runtime's quantiser fills the last byte so, too
         zero = torch.nn.functional.pad(zero, (0, 1), value=8)
     return codes[..., ::2] | codes[..., 1::2] << 4, scale, zero[:, ::2] | zero[:, 1::2] << 4
 
 
 def _blocks(matrix: NDArray[np.float32]) -> tuple[Tensor, Tensor, Tensor]:
-    """int4 codes, uint8 [out, blocks, bytes of a block], scales and packed zero points, by ONNX Runtime's quantiser."""
+    """Return ONNX Runtime's int4 codes, uint8 [out, blocks, bytes per block], scales and packed zero points."""
     size, width = matrix.shape
     value = onnx.helper.make_tensor_value_info
     graph = onnx.helper.make_graph(
@@ -161,7 +166,7 @@ def _blocks(matrix: NDArray[np.float32]) -> tuple[Tensor, Tensor, Tensor]:
 
 @contextlib.contextmanager
 def _quiet_logging() -> Iterator[None]:
-    """Without the quantiser's messages, and with the process's logging as it was: importing it changes that."""
+    """Silence the quantiser's messages, and restore the process's logging, which importing the quantiser changes."""
     root = logging.getLogger()
     handlers, level, off = list(root.handlers), root.level, logging.root.manager.disable
     logging.disable(logging.INFO)
@@ -174,15 +179,15 @@ def _quiet_logging() -> Iterator[None]:
 
 
 def _matrix(parts: Mapping[str, Tensor], base: str, kind: str) -> Tensor:
-    """What codes of a kind stand for, float32 [in, out]."""
+    """Return the matrix that codes of one kind represent, float32 [in, out]."""
     if kind == COLUMNS:
         return parts[f"{base}.{COLUMNS}"].float() * parts[f"{base}.column_scale"]
     size, width = (int(n) for n in parts[f"{base}.shape"])
     codes, zero = parts[f"{base}.{kind}"], parts.get(f"{base}.zero")
     zero = torch.tensor([[128]]) if zero is None else zero.reshape(width, -1)
-    if BITS[kind] == 4:  # two to a byte, the low half first
+    if BITS[kind] == 4:  # two codes per byte, the low half first
         codes = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(start_dim=2)
         zero = torch.stack([zero & 15, zero >> 4], dim=-1).flatten(start_dim=1)
     zero, scale = zero[:, : codes.shape[1], None], parts[f"{base}.scale"].reshape(width, -1, 1)
-    matrix = (codes.float() - zero.float()) * scale  # [out, blocks, inputs of a block]
+    matrix = (codes.float() - zero.float()) * scale  # [out, blocks, inputs per block]
     return matrix.flatten(start_dim=1)[:, :size].T.contiguous()

@@ -1,7 +1,7 @@
-"""The recurrences of a step: states that lead back to themselves, and the nodes on the way, to run at each position.
+"""Finds the recurrences of a step: states that depend on their earlier values, with the nodes on the way.
 
-* m' = max(m + d, k): one core, the state m with Add and Max.
-* s' = exp(m - m') s + v: another, s with Mul and Add. exp(m - m') leads nowhere back and is no part of it.
+* m' = max(m + d, k) is one core: the state m, with Add and Max.
+* s' = exp(m - m') s + v is a second core: s, with Mul and Add. exp(m - m') does not depend on s and is no part of it.
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ from typing import TypeAlias
 import onnx_ir as ir
 
 Core: TypeAlias = "frozenset[ir.Value]"
-"""States that lead back to one another."""
+"""States that depend on one another's earlier values."""
 
 
 def find_cores(graph: ir.Graph, after: Mapping[ir.Value, ir.Value]) -> dict[Core, list[ir.Node]]:
-    """The states that lead back to themselves, those that lead to one another together, with the nodes to repeat.
+    """Return the recurrences, each with the nodes that must run at each position.
 
     Args:
-        graph: of a step.
-        after: the next values of states.
+        graph: the step's graph.
+        after: for each state, its next value.
     """
     states = list(after)
-    reached: dict[ir.Value | None, int] = {state: 1 << number for number, state in enumerate(states)}  # by which
-    leads = dict[ir.Value | None, int]()  # to which, a bit for each
+    # states it depends on
+    reached: dict[ir.Value | None, int] = {state: 1 << number for number, state in enumerate(states)}
+    leads = dict[ir.Value | None, int]()  # states it leads to, a bit each
     for node in graph:
         found = 0
         for value in node.inputs:

@@ -1,10 +1,10 @@
-"""States that are a matrix of keys by values [dk, dv] for each head, which fades, is added to, and is read once:
+"""Finds states that are a matrix [dk, dv] of keys by values per head, which decays, is added to, and is read once.
 
-    S' = a S + k vᵀ                      retention; gated linear attention, where a is of each key
+    S' = a S + k vᵀ                      retention; gated linear attention, with a decay a per key
     S' = a S + k (β (v - (a S)ᵀ k))ᵀ     the gated delta rule
     o  = q S'
 
-All positions of these are a few products (`graphs.linear_attention`). What is found here is by the form of the nodes.
+For these all positions are a few products (`graphs.linear_attention`). They are recognised by the form of their nodes.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from txl_export.graphs.passes.values import constant, numbers_of, sizes_of
 
 
 class Retention(NamedTuple):
-    """The parts of a state's recurrence, all values of the step.
+    """The parts of a state's recurrence; all are values of the step.
 
     Attributes:
-        nodes: what computes it, reads it and hands it on.
-        heads, keys, values: sizes of the state, [B, *heads, dk, dv].
-        queries: rows of q for each head.
-        query, read: q and o.
-        key, value: k and v.
-        factors: numbers of each head or of all, which k vᵀ is multiplied by.
+        nodes: the nodes that compute, read and return the state.
+        heads, keys, values: sizes of the state [B, *heads, dk, dv].
+        queries: number of rows of q per head.
+        query, read: the query q and the result o.
+        key, value: the key k and the value v.
+        factors: numbers, one per head or one in all, by which k vᵀ is multiplied.
         beta: β; None without the delta rule.
-        rates: decays of a head, 1 or dk; 0 where nothing fades.
-        decay: log a [*heads, rates]; or x where a is exp(x) or sigmoid(x), as `decay_by` says.
+        rates: number of decays per head, 1 or dk; 0 without decay.
+        decay: log a [*heads, rates] as an array; or a value x with a = exp(x) or sigmoid(x), according to `decay_by`.
     """
 
     nodes: Sequence[ir.Node]
@@ -55,13 +55,13 @@ class Retention(NamedTuple):
 def find_retention(
     state: ir.Value, after: Mapping[ir.Value, ir.Value], nodes: Sequence[ir.Node], elsewhere: Collection[object]
 ) -> Retention | None:
-    """The recurrence of a state, where it is one of those above; None else.
+    """Return the recurrence of a state if it has one of the forms above; else None.
 
     Args:
-        state: alone in its core.
-        after: the next values of states.
-        nodes: of its core.
-        elsewhere: nodes of other cores, and values that are results of the step.
+        state: a state that is alone in its core.
+        after: for each state, its next value.
+        nodes: the nodes of the core.
+        elsewhere: nodes of other cores, and values that are outputs of the step.
     """
     sizes = sizes_of(state)
     batch, *numbers = sizes or (0,)
@@ -70,11 +70,11 @@ def find_retention(
         return None
     if 1 in heads_and[-2:] or list(after.values()).count(after[state]) > 1:
         return None
-    return _Form(state, after[state], nodes, elsewhere, heads_and).found()
+    return _Form(state, after[state], nodes, elsewhere, heads_and).parts()
 
 
 class _Form:
-    """Takes a recurrence apart; `_used` are the nodes that were understood."""
+    """Matches a recurrence with the forms; `_used` collects the nodes that were matched."""
 
     def __init__(
         self,
@@ -89,8 +89,8 @@ class _Form:
         self._inside = {state, *(value for node in nodes for value in node.outputs)}
         self._used = set[ir.Node]()
 
-    def found(self) -> Retention | None:
-        """The parts, if all nodes are understood and nothing else reads what is between them."""
+    def parts(self) -> Retention | None:
+        """Return the parts if all nodes match, and no other node reads a value between them; else None."""
         for faded, written in self._pairs(self._new, "Add"):
             fading, product, reading = self._fading(faded), self._product(written), self._reading()
             if fading is None or product is None or reading is None:
@@ -118,7 +118,7 @@ class _Form:
         return None
 
     def _fading(self, faded: ir.Value) -> tuple[int, NDArray[Any] | ir.Value | None, str] | None:
-        """See `Retention`: rates, decay and decay_by of a S, or of S."""
+        """Return rates, decay and decay_by (see `Retention`) if `faded` is a S or S; else None."""
         if faded is self._state:
             return 0, None, ""
         for state, factor in self._pairs(faded, "Mul"):
@@ -136,7 +136,7 @@ class _Form:
         return None
 
     def _product(self, written: ir.Value) -> tuple[ir.Value, ir.Value, list[ir.Value]] | None:
-        """The column and the row that a matrix is the product of, and further factors."""
+        """Return the column, the row and further factors of which a matrix is the product; else None."""
         left, parts = [written], dict[tuple[Any, ...], list[ir.Value]]()
         while left:
             value = left.pop()
@@ -150,7 +150,7 @@ class _Form:
         return (columns[0], rows[0], factors) if len(columns) == len(rows) == 1 and not parts else None
 
     def _learning(self, row: ir.Value, faded: ir.Value, key: ir.Value) -> tuple[ir.Value, ir.Value] | None:
-        """The v and β of β (v - (a S)ᵀ k)."""
+        """Return v and β if `row` is β (v - (a S)ᵀ k); else None."""
         for lacks, beta in self._pairs(self._bare(row), "Mul"):
             for value, known in self._pairs(self._bare(lacks), "Sub")[:1]:
                 for by, read, nodes in self._reads(faded) if _last(beta)[1] == 1 else ():
@@ -160,7 +160,7 @@ class _Form:
         return None
 
     def _reading(self) -> tuple[ir.Value, ir.Value, list[ir.Node]] | None:
-        """The q, the result and the nodes of q S', where S' is read by them alone, and else handed on."""
+        """Return q, the result and the nodes of q S', if nothing else reads S' except the next step; else None."""
         uses = [use.node for use in self._new.uses() if use.node not in self._used]
         handed_on = [node for node in uses if node.op_type == "Identity" and not list(node.outputs[0].uses())]
         reads = self._reads(self._new)
@@ -171,7 +171,7 @@ class _Form:
         return query, read, [*nodes, *handed_on]
 
     def _reads(self, state: ir.Value) -> list[tuple[ir.Value, ir.Value, list[ir.Node]]]:
-        """All that reads a matrix by rows: MatMul(q, S), or a ReduceSum over keys of S times q."""
+        """Return all reads of a matrix by rows: MatMul(q, S), or a ReduceSum over keys of S times q."""
         found = []
         for node in (use.node for use in state.uses()):
             first, *others = [one for one in node.inputs if one is not None]
@@ -190,7 +190,7 @@ class _Form:
         return found
 
     def _pairs(self, value: ir.Value, kind: str) -> list[tuple[ir.Value, ir.Value]]:
-        """The two inputs of the operator that makes a value, and the same in turn; [] where it is of another kind."""
+        """Return both orders of the two inputs of a value's operator, if it has this type; else []."""
         node = value.producer()
         if node is None or node.op_type != kind:
             return []
@@ -198,18 +198,18 @@ class _Form:
         return list(permutations([one for one in node.inputs if one is not None], 2))
 
     def _bare(self, value: ir.Value) -> ir.Value:
-        """A value before axes of one were put into it."""
+        """Return the value before any Unsqueeze."""
         while (node := value.producer()) is not None and node.op_type == "Unsqueeze" and node.inputs[0] is not None:
             self._used.add(node)
             value = node.inputs[0]
         return value
 
     def _is_of(self, value: ir.Value, *numbers: int) -> bool:
-        """Return True if a value is [B, *heads, *numbers]."""
+        """Return whether a value has the shape [B, *heads, *numbers], apart from axes of size 1."""
         wanted = [self._batch, *self._heads, *numbers]
         return [size for size in sizes_of(value) if size != 1] == [size for size in wanted if size != 1]
 
 
 def _last(value: ir.Value) -> tuple[Any, ...]:
-    """The last two sizes, e.g. (dk, 1) of a column; of a number (1, 1)."""
+    """Return the last two sizes, e.g. (dk, 1) for a column; (1, 1) for a number."""
     return (1, 1, *sizes_of(value))[-2:]

@@ -1,10 +1,10 @@
-"""Operators that a bundle's graphs lack, rewritten into those that they may have; each has a differential test.
+"""Rewrites operators that bundles may not have into operators that they may have; each rewrite has a differential test.
 
-A rewrite is a function of a graph and one of its nodes. `REWRITES` has it under the operator's name, e.g. "DFT" or
-"com.microsoft::QGemm"; large ones are modules of their own. It sees inferred types and shapes, and leaves a node that
-it cannot rewrite as it is: that is refused where the graph is settled, in the words for every operator that no bundle
-may have, unless the rewrite raises an `UnsettledError` first. Operators that the standard itself defines by others,
-such as MeanVarianceNormalization, are taken apart by onnx where the graph is folded.
+A rewrite is a function of a graph and a node. `REWRITES` lists it by the operator's name, e.g. "DFT" or
+"com.microsoft::QGemm"; large ones are separate modules. Types and shapes are inferred before. A rewrite leaves a node
+that it does not support, which `settling` then refuses like any operator that bundles may not have, or it raises an
+`UnsettledError`. Operators that the standard defines by others, e.g. MeanVarianceNormalization, are expanded by onnx
+when the graph is folded.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from txl_export.graphs.passes.builder import Builder
 
 
 def full_name(node: ir.Node) -> str:
-    """Return an operator's name, with its domain if that is not the standard's: "Add", "com.microsoft::QGemm"."""
+    """Return an operator's name, after its domain if that is not the standard's: "Add", "com.microsoft::QGemm"."""
     return f"{node.domain.removeprefix('ai.onnx')}::{node.op_type}".removeprefix("::")
 
 
 def to_forms(model: ir.Model) -> None:
-    """Rewrite the nodes that `REWRITES` knows, in place; types and shapes have been inferred."""
+    """Rewrite the nodes that are in `REWRITES`, in place; types and shapes have been inferred."""
     for node in list(model.graph):
         if (rewrite := REWRITES.get(full_name(node))) is not None:
             rewrite(model.graph, node)
 
 
 def _without_dropout(graph: ir.Graph, node: ir.Node) -> None:
-    """Dropout that is off passes on what it is given."""
+    """Replace a Dropout that is off by Identity."""
     training = node.inputs[2] if len(node.inputs) > 2 else None
     value = None if training is None else ir.convenience.get_const_tensor(training)
     off = training is None or (value is not None and not value.numpy().any())
@@ -46,9 +46,9 @@ _USUAL = MappingProxyType({"LSTM": ["Sigmoid", "Tanh", "Tanh"], "GRU": ["Sigmoid
 
 
 def _as_usual(_: ir.Graph, node: ir.Node) -> None:
-    """Activations that are the usual ones need not be said, nor that the sequence comes first."""
+    """Remove attributes that only state a default: usual activations, and layout 0."""
     if (layout := node.attributes.get("layout")) is not None and layout.as_int() == 0:
-        del node.attributes["layout"]  # a bundle's RNN has none
+        del node.attributes["layout"]  # the forms of a bundle's RNN do not include it
     said = node.attributes.get("activations")
     one = _USUAL[node.op_type]
     if said is not None and list(said.as_strings()) in (one, one * 2):
@@ -56,7 +56,7 @@ def _as_usual(_: ir.Graph, node: ir.Node) -> None:
 
 
 def _bias_apart(graph: ir.Graph, node: ir.Node) -> None:
-    """Add the bias of a convolution behind it, where it or the weights are computed: a bundle's have known sizes."""
+    """Add a convolution's bias with a separate Add, if it or the weight is computed: bundles need known sizes."""
     weight, bias = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
     shape = node.outputs[0].shape
     if bias is None or shape is None or (_is_known(weight) and _is_known(bias)):

@@ -1,7 +1,7 @@
-"""What a capture leaves to be done before a graph is a program: its names, inputs, outputs, types and shapes.
+"""Turns a captured graph into a program: sets its names, inputs, outputs, types and shapes.
 
-Captures differ in what they leave out or put in: an input that nothing reads, an output that is an input, functions of
-their own, constants as nodes, sizes that were true of the example alone.
+Captures differ: they drop inputs that no node reads, return an input as an output, contain functions or constants as
+nodes, and note sizes that hold only for the example.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _RANDOM = frozenset(
 
 
 _WITHOUT_OTHER_FORM = frozenset({"Det", "Unique"})
-"""Operators that a step becomes however it is captured: no second attempt helps."""
+"""Operators that remain however the step is captured, so a second attempt is useless."""
 
 
 def settle(
@@ -44,16 +44,18 @@ def settle(
     outputs: Sequence[TensorSpec],
     opsets: Collection[int] = (OPSET,),
 ) -> None:
-    """Make a captured graph a program's, in place.
+    """Make a captured graph a program's graph, in place.
 
     Args:
-        model: with its inputs named as the program's, as far as it has them, and all outputs in order.
-        inputs, outputs: of the program; a size that is a word is open.
-        opsets: that the graph may be of.
+        model: the graph; its inputs have the program's names, some may be missing; its outputs are complete and in
+            order.
+        name: the program's name.
+        inputs, outputs: the program's; a size that is a word is open.
+        opsets: opsets that the graph may have.
 
     Raises:
-        UnsettledError: it has control flow, operators that draw random numbers or are not of the standard, or types
-            that contradict.
+        UnsettledError: the graph has control flow, operators that draw random numbers or are not in the standard, or
+            contradictory types.
     """
     if model.functions:
         InlinePass()(model)
@@ -88,10 +90,11 @@ def settle(
 
 
 def infer_shapes(model: ir.Model) -> None:
-    """Fill in types and shapes of the values inside; inputs and outputs keep what they say, such as an open size."""
+    """Infer types and shapes of inner values; inputs and outputs keep theirs, e.g. open sizes."""
     kept = [(value, value.shape) for value in (*model.graph.inputs, *model.graph.outputs)]
     with quiet():
-        for values in (False, True):  # ONNX stumbles where it follows the values of tables of more than one axis
+        # without values first: alone, the pass that follows values fails on tables with several axes
+        for values in (False, True):
             ShapeInferencePass(check_type=True, strict_mode=True, data_prop=values)(model)
     for value, shape in kept:
         value.shape = shape
@@ -111,7 +114,7 @@ def _check_operators(graph: ir.Graph, opsets: Collection[int]) -> None:
 
 
 def _check_kinds(graph: ir.Graph) -> None:
-    """Only what a bundle may have; nothing random, so that two runs are the same, and a session can be repeated."""
+    """Refuse operators that bundles may not have, and random ones, with which no run could be repeated."""
     for node in graph:
         trace = node.metadata_props.get(STACK_TRACE, "")
         training = ir.convenience.get_const_tensor(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] else None
@@ -140,21 +143,29 @@ def _check_kinds(graph: ir.Graph) -> None:
 
 
 def _make_room(graph: ir.Graph, names: set[str]) -> None:
-    """Let no value inside have the name of an input or output, and every value and node have one."""
+    """Rename inner values with the name of an input or output; give every value and node a name."""
+    taken = names | {*graph.initializers} | {output.name for node in graph for output in node.outputs if output.name}
+
+    def inside(name: str) -> str:
+        while name in taken:  # a second settling meets names of the first
+            name = f"{name}.inside"
+        taken.add(name)
+        return name
+
     for number, node in enumerate(graph):
         node.name = f"{node.op_type}.{number}"
         for output in node.outputs:
             if output.name in names:
-                output.name = f"{output.name}.inside"
+                output.name = inside(output.name)
     for value in list(graph.initializers.values()):
         if value.name in names:
             del graph.initializers[value.name]
-            value.name = f"{value.name}.inside"
+            value.name = inside(value.name)
             graph.register_initializer(value)
 
 
 def _take_inputs(graph: ir.Graph, inputs: Sequence[TensorSpec]) -> None:
-    """All inputs in order, also those that nothing reads."""
+    """Set all inputs in order, including those that no node reads."""
     found = {value.name: value for value in graph.inputs}
     graph.inputs.clear()
     for spec in inputs:
@@ -164,7 +175,7 @@ def _take_inputs(graph: ir.Graph, inputs: Sequence[TensorSpec]) -> None:
 
 
 def _give_outputs(graph: ir.Graph, outputs: Sequence[TensorSpec]) -> None:
-    """Every output a node's result of its own: not an input, a constant, or another output."""
+    """Make every output the result of its own node, rather than an input, a constant, or another output."""
     seen: list[ir.Value] = []
     for index, (value, spec) in enumerate(zip(list(graph.outputs), outputs, strict=True)):
         if value.is_graph_input() or value.is_initializer() or any(value is one for one in seen):
@@ -178,7 +189,7 @@ def _give_outputs(graph: ir.Graph, outputs: Sequence[TensorSpec]) -> None:
 
 
 def _leave_out_empty(graph: ir.Graph) -> None:
-    """Join nothing that has no values: engines refuse empty tensors."""
+    """Drop empty operands of Concat, because engines refuse empty tensors."""
     for node in graph:
         if node.op_type == "Concat":
             kept = [value for value in node.inputs if value is None or value.shape is None or 0 not in value.shape.dims]
@@ -189,7 +200,7 @@ def _leave_out_empty(graph: ir.Graph) -> None:
 
 
 def _choose_by_logic(graph: ir.Graph) -> None:
-    """Choose between truth values by And and Or: ONNX Runtime has no Where for them."""
+    """Replace Where on booleans by And and Or: ONNX Runtime has no kernel for it."""
     for node in list(graph):
         result = node.outputs[0]
         if node.op_type == "Where" and result.dtype == ir.DataType.BOOL:
@@ -209,11 +220,12 @@ def _choose_by_logic(graph: ir.Graph) -> None:
 
 
 def _complete(graph: ir.Graph, opened: bool) -> None:
-    """Types and shapes of all values.
+    """Prepare types and shapes of all values for inference.
 
     Args:
-        graph: whose inputs and outputs have them.
-        opened: whether sizes are open: what the capture noted inside was true of the example alone.
+        graph: the graph; its inputs and outputs have types and shapes.
+        opened: whether sizes are open. Then shapes that the capture noted inside hold only for the example, and are
+            removed.
     """
     ends = {id(value) for value in (*graph.inputs, *graph.outputs)}
     for node in graph:

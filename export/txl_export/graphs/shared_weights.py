@@ -1,8 +1,7 @@
-"""One weight file for graphs that were traced apart: a tensor that several of them hold is stored once.
+"""Collects the weights of several graphs in one file; tensors with equal content are stored once.
 
-Every trace holds its own constants: parameters, and what the exporter computed beforehand. Two of the same content are
-one tensor of the file, whatever graph they come from. A tensor has the name of the parameter whose values it holds, or
-"constants.<n>". Small tensors stay in the graphs.
+Every capture contains its own constants: parameters, and values that the exporter computed. A tensor gets the name of
+the parameter with the same content, else "constants.<n>". Small tensors and booleans stay in the graphs.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from txl_export.bundle.placing import is_text
 from txl_export.graphs.tracing import WeightFile
 
 SMALL = 1024
-"""Bytes from which on a tensor stands in the weight file."""
+"""Least number of bytes of a tensor that is stored in the weight file."""
 
 _BFLOAT16 = ir.DataType.BFLOAT16.numpy()
 
@@ -33,11 +32,11 @@ _Content: TypeAlias = tuple[str, tuple[int, ...], str]
 
 
 class SharedWeights:
-    """The tensors of a weight file, gathered from graphs one by one.
+    """The tensors of a weight file, collected from one graph after another.
 
     Args:
-        parameters: the model's own tensors; those that no graph holds are left out of the file.
-        taken: names that graphs use otherwise.
+        parameters: the model's own tensors; the file contains only those that a graph contains.
+        taken: names that graphs use for something else.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], taken: Collection[str] = ()) -> None:
@@ -55,15 +54,16 @@ class SharedWeights:
 
     @property
     def names(self) -> frozenset[str]:
-        """Of the tensors that graphs hold."""
+        """The names of the tensors that graphs contain."""
         return frozenset([*self._found.values(), *self._constants.values()])
 
     def adopt(self, graph: ir.Graph) -> None:
-        """Give the graph's larger constants the names of the file, and let equal ones be one."""
+        """Replace a graph's larger constants by the file's tensors, under the file's names; equal ones become one."""
         for value in list(graph.initializers.values()):
             assert value.const_value is not None
             values = value.const_value.numpy()
-            if values.nbytes < SMALL or values.dtype.itemsize == 0:
+            # Booleans stay in the graph: the guard checks there that every byte is 0 or 1.
+            if values.nbytes < SMALL or values.dtype.itemsize == 0 or values.dtype == np.bool_:
                 continue
             name, turned = self._name(values)
             assert value.name is not None
@@ -81,21 +81,21 @@ class SharedWeights:
             ir.convenience.replace_all_uses_with(value, shared)
 
     def keep(self, names: Collection[str]) -> None:
-        """Leave out of the file what graphs held when they were adopted and hold no more: all but these."""
+        """Drop all collected tensors except these, because passes have removed constants since `adopt`."""
         for known in (self._found, self._constants):
             for key in [key for key, name in known.items() if name not in names]:
                 del known[key]
 
     def halve(self, names: Collection[str], dtype: torch.dtype) -> None:
-        """Store tensors in half precision."""
+        """Store these tensors in half precision."""
         self._half |= dict.fromkeys(names, dtype)
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """Store a tensor that no graph reads."""
+        """Store a tensor that no graph reads, e.g. an initial state."""
         self._more[name] = tensor
 
     def write(self, path: Path) -> WeightFile:
-        """Write the file, the same bytes for the same tensors; graphs can be pointed into it then."""
+        """Write the file; equal tensors give equal bytes. Returns the object that makes graphs refer to the file."""
         tensors = dict(self._more)
         for name in [*self._found.values(), *self._constants.values()]:
             tensor = _tensor(self._values[name].copy())
@@ -107,7 +107,7 @@ class SharedWeights:
         return WeightFile(path, {})
 
     def _name(self, values: NDArray[np.generic]) -> tuple[str, bool]:
-        """The name in the file, and whether the file has it transposed."""
+        """Return the name of a tensor in the file, and whether the file contains it transposed."""
         key = _content(values)
         for known in (self._found, self._constants):
             if key in known:
@@ -115,7 +115,7 @@ class SharedWeights:
         if key in self._own:
             self._found[key] = self._own[key]
             return self._own[key], False
-        if values.ndim == 2:  # the exporter turns small matrices beforehand; the parameter may be read as it is, too
+        if values.ndim == 2:  # the exporter transposes small matrices; the parameter itself may be read, too
             turned = _content(np.ascontiguousarray(values.T))
             if turned in self._own:
                 self._found[turned] = self._own[turned]
@@ -127,7 +127,7 @@ class SharedWeights:
 
 
 def _array(tensor: Tensor) -> NDArray[np.generic]:
-    """NumPy has no bfloat16 of its own, so torch gives and takes none."""
+    """Return a tensor as an array; bfloat16 goes through int16, because torch and NumPy do not exchange it."""
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.int16).numpy().view(_BFLOAT16)
     values: NDArray[np.generic] = tensor.numpy()
@@ -152,5 +152,5 @@ def _content(values: NDArray[np.generic]) -> _Content:
 
 
 def read_weight_file(path: Path) -> dict[str, Tensor]:
-    """The tensors of a bundle's weight file, mapped where safetensors can: it maps no path that is not UTF-8."""
+    """Return the tensors of a bundle's weight file; it is read instead of mapped if its path is not UTF-8."""
     return load_file(path) if is_text(path) else load(path.read_bytes())

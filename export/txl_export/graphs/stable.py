@@ -1,7 +1,7 @@
-"""Functions whose plain formula overflows or loses digits, in forms that do neither.
+"""Rewrites functions whose plain formula overflows or loses digits.
 
-PyTorch computes log(exp(a) + exp(b)) without forming exp(a). Its ONNX exporter writes the plain formula, which is
-infinite wherever exp leaves the range of float32. So these operators are taken apart before the exporter sees them.
+PyTorch computes log(exp(a) + exp(b)) without exp(a). Its ONNX exporter writes the plain formula, which is infinite when
+exp exceeds float32. So these operators are decomposed here, before the exporter sees them.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from torch import Tensor
 
 
 def stable(exported: Any) -> Any:
-    """What `torch.export` made, with the operators of `FORMS` taken apart; the same object where it has none."""
+    """Return an exported program with the operators of `FORMS` decomposed; the same object if it has none of them."""
     found = any(node.target in FORMS for node in exported.graph.nodes)
     return exported.run_decompositions(dict(FORMS)) if found else exported
 
 
 def _log1p(x: Tensor) -> Tensor:
-    """log(1 + x), multiplied by what rounding took from x when 1 was added."""
+    """Compute log(1 + x), corrected by the factor that rounding of 1 + x lost."""
     more = x + 1.0
     left = more - 1
-    taken = torch.where(left == x, 1, x / left)  # a quotient of infinities would be NaN
+    taken = torch.where(left == x, 1, x / left)  # infinity / infinity would be NaN
     return torch.where(left == 0, x, more.log() * taken)
 
 
 def _expm1(x: Tensor) -> Tensor:
-    """exp(x) - 1 as tanh(x / 2) (exp(x) + 1), where nothing is subtracted."""
+    """Compute exp(x) - 1 as tanh(x / 2) (exp(x) + 1), without a subtraction."""
     return torch.tanh(x / 2) * (x.exp() + 1)
 
 
 def _logaddexp(one: Tensor, other: Tensor) -> Tensor:
-    apart = torch.where(one == other, 0, one - other)  # equal infinities would differ by NaN
+    apart = torch.where(one == other, 0, one - other)  # infinity - infinity would be NaN
     return torch.maximum(one, other) + _log1p((-apart.abs()).exp())
 
 
 def _logcumsumexp(x: Tensor, dim: int) -> Any:
-    """Sums over 1, 2, 4, … values in turn, each made of two of those before; as it is where the size is open."""
+    """Combine 1, 2, 4, … values in turn, each from two earlier results; NotImplemented if the size is open."""
     size, reach = x.shape[dim] if x.ndim else 1, 1
     if not isinstance(size, int):
         return NotImplemented
@@ -51,20 +51,20 @@ def _logcumsumexp(x: Tensor, dim: int) -> Any:
 
 
 def _atan2(y: Tensor, x: Tensor) -> Tensor:
-    """The angle in the first half of the first quadrant, turned to where the point is."""
+    """Compute the angle in the first octant, then move it to the point's octant."""
     kind = (y / x).dtype
     y, x = y.to(kind), x.to(kind)
     height, width = y.abs(), x.abs()
     steep = height > width
     less, more = torch.where(steep, width, height), torch.where(steep, height, width)
-    angle = torch.where(less == more, more.sign(), less / more).atan()  # of two zeros and two infinities as well
+    angle = torch.where(less == more, more.sign(), less / more).atan()  # covers two zeros and two infinities
     angle = torch.where(steep, math.pi / 2 - angle, angle)
     angle = torch.where(_negative(x), math.pi - angle, angle)
-    return angle * torch.where(_negative(y), -1, 1)  # a choice of -angle would be 0 where that is -0
+    return angle * torch.where(_negative(y), -1, 1)  # where(…, -angle, angle) would return 0 for -0
 
 
 def _negative(x: Tensor) -> Tensor:
-    """Whether a number has the sign -, which -0 has too."""
+    """Return where a number's sign is negative, including -0: [True, True, False] for [-2, -0.0, 0.0]."""
     return (x < 0) | (x.reciprocal() < 0)
 
 
@@ -79,4 +79,4 @@ FORMS: Mapping[Any, Callable[..., Any]] = {
     aten.logcumsumexp.default: _logcumsumexp,
     aten.atan2.default: _atan2,
 }
-"""Operators of PyTorch, and what is written in their place."""
+"""PyTorch's operators, each with its replacement."""

@@ -1,7 +1,7 @@
-"""States taken apart, so that what depends on a part of a state depends on that part alone.
+"""Splits states into parts, so that values which depend on one part no longer depend on the whole state.
 
-* state' = stack(one layer's row, another's): two states, of a layer each.
-* window' = concat(window[1:], x): a state of each row; the next row k is row k + 1, and the last one x.
+* state' = stack(row of layer 0, row of layer 1) becomes two states, one per layer.
+* window' = concat(window[1:], x) becomes one state per row: next row k is row k + 1, and the last next row is x.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from txl_export.graphs.passes.values import numbers_of, size_of, sizes_of
 
 
 class Stack(NamedTuple):
-    """A state that is its parts, joined along an axis, or one part with that axis `added`."""
+    """A state that consists of parts along an axis; if `added`, of one part without that axis."""
 
     state: ir.Value
     parts: Sequence[ir.Value]
@@ -27,33 +27,34 @@ class Stack(NamedTuple):
     added: bool
 
     def apart(self, build: Builder, whole: ir.Value) -> Sequence[ir.Value]:
-        """The parts of a value."""
+        """Return the parts of a value of the state."""
         if self.added:
             return [build.op("Squeeze", [whole, build.numbers(self.axis)])]
         return build.split(whole, [int(size_of(part, self.axis) or 0) for part in self.parts], self.axis)
 
     def together(self, build: Builder, parts: Sequence[ir.Value]) -> ir.Value:
-        """The value that has these parts."""
+        """Return the value of the state from its parts."""
         if self.added:
             return build.op("Unsqueeze", [*parts, build.numbers(self.axis)], self.state.shape)
         return build.concat(parts, self.axis)
 
 
 def take_apart(model: ir.Model, count: int) -> list[Stack]:
-    """Make parts of states inputs and outputs of their own, in place.
+    """Make parts of states separate inputs and outputs, in place.
 
     Args:
-        model: whose last `count` inputs are states, and whose last outputs are their next values in the same order.
+        model: the graph; its last `count` inputs are states, and its last outputs their next values in the same order.
+        count: the number of states.
 
     Returns:
-        what was taken apart, each before its own parts. All that is left of the states, in parts or whole, are the
-        model's last inputs and outputs.
+        The states that were split, each before its own parts. The model's last inputs and outputs are now the parts and
+        the states that stay whole.
     """
     graph, stacks, before = model.graph, list[Stack](), -1
-    rows = set[ir.Value]()  # of windows; they are handed on, whatever they are made of
+    rows = set[ir.Value]()  # rows of windows are not split again: they only move
     front, back = Builder(graph, "whole"), Builder(graph, "part")
     places = len(graph.inputs) - count, len(graph.outputs) - count
-    while len(stacks) > before:  # a state is seen to be put together once its parts are read in place of it
+    while len(stacks) > before:  # repeat: splitting a state can show that a second one consists of parts
         before, left = len(stacks), list(zip(graph.inputs[places[0] :], graph.outputs[places[1] :], strict=True))
         del graph.inputs[places[0] :], graph.outputs[places[1] :]
         for state, after in left:
@@ -72,7 +73,7 @@ def take_apart(model: ir.Model, count: int) -> list[Stack]:
                 elif not added and (start, end) != (0, size_of(value, axis)):
                     value = back.slice(value, axis, start, end)
                 graph.inputs.append(part)
-                graph.outputs.append(back.op("Identity", [value], value.shape))  # each is a result of its own
+                graph.outputs.append(back.op("Identity", [value], value.shape))  # one node for each output
             stacks.append(stack)
         join_once(graph)
         RemoveUnusedNodesPass()(model)
@@ -80,21 +81,22 @@ def take_apart(model: ir.Model, count: int) -> list[Stack]:
 
 
 def original(value: ir.Value) -> ir.Value:
-    """The value that another is without any change."""
+    """Return the value before any Identity."""
     while (node := value.producer()) is not None and node.op_type == "Identity" and node.inputs[0] is not None:
         value = node.inputs[0]
     return value
 
 
 def _pieces(state: ir.Value, after: ir.Value) -> tuple[int, bool, list[Piece]]:
-    """The axis along which a state's next value is put together, whether it is only added, and of what, if of any."""
+    """Return the axis along which a next value is joined, whether it is only added, and the pieces, or []."""
     node, sizes = after.producer(), sizes_of(state)
     axes = numbers_of(node.inputs[1]) if node is not None and node.op_type == "Unsqueeze" else None
     if node is not None and axes is not None and len(axes) == 1 and node.inputs[0] is not None:
         return axes[0] % len(sizes), True, [Piece(node.inputs[0], 0, 1)]
     for axis in (axis for axis, size in enumerate(sizes) if isinstance(size, int)):
         pieces = pieces_of(after, axis)
-        if len(pieces) > 1 and any(value is state for value, _, _ in pieces):  # a window: rows move, one by one
+        # the state's own rows move on: e.g. the last 3 of 4 and a new one, in a piece each
+        if len(pieces) > 1 and any(value is state for value, _, _ in pieces):
             pieces = [Piece(value, row, row + 1) for value, start, end in pieces for row in range(start, end)]
         if 1 < len(pieces) <= SIDES:
             return axis, False, pieces

@@ -1,8 +1,7 @@
-"""From a step to an ONNX file that any engine can read.
+"""Traces a network to an ONNX file that any engine can read.
 
-torch traces the network. This module then changes the graph into what the manifest promises: stable names, one opset,
-int32 indices, nothing that tells of the machine it was exported on, and weights that are byte ranges of the bundle's
-one safetensors file.
+torch traces the network. This module then makes the graph what the manifest promises: fixed names, one opset, int32
+indices, no traces of the exporting machine, and weights as byte ranges of the bundle's safetensors file.
 """
 
 from __future__ import annotations
@@ -12,10 +11,13 @@ import copy
 import functools
 import gc
 import logging
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import onnx_ir as ir
@@ -31,38 +33,39 @@ from txl_export.graphs.bounds import bound_by_max_and_min
 from txl_export.graphs.quantised_matmul import has_many_rows, initializer, multiply_quantised
 
 SEGMENT = "segment"
-"""What graphs call the segment's length where they leave it open."""
+"""The name of the segment's length in graphs that leave it open."""
 HALVES = {"F16": ir.DataType.FLOAT16, "BF16": ir.DataType.BFLOAT16}
-"""Half precision, as safetensors files call it."""
+"""Half precision dtypes by their names in safetensors files."""
 IR_VERSIONS = {18: 10, 19: 10, 20: 10, 21: 10, 22: 10, 23: 11, 24: 12}
-"""The oldest that an opset can be written in: readers refuse what is newer than they are."""
+"""The oldest IR version for each opset; readers refuse versions newer than they know."""
 
 
 class Traceable(nn.Module):
     """A network that a graph can be traced from.
 
     Attributes:
-        marking: whether `forward` returns the values that `landmarks` names as well, behind its results.
+        marking: whether `forward` also returns the values that `landmarks` names, after its results.
     """
 
     landmarks: tuple[str, ...] = ()
-    """Names in the graph for values inside of it."""
+    """Names in the graph for inner values."""
     translations: Mapping[Callable[..., Any], Callable[..., Any]] = {}
-    """What `torch.onnx.export` needs to know of operators that are not torch's."""
+    """For `torch.onnx.export`: translations of custom operators."""
     dynamic_shapes: Any = None
-    """What `torch.export` may not take for fixed, per argument; None where everything is."""
+    """The sizes of each argument that `torch.export` must leave open; None if all are fixed."""
     marking = False
 
     def example_inputs(self) -> tuple[Tensor, ...]:
-        """Arguments of the right shapes and dtypes, to trace with."""
+        """Return arguments of the right shapes and dtypes for tracing."""
         raise NotImplementedError
 
 
 class WeightFile:
-    """The bundle's weight file as graphs refer to it: their parameters are byte ranges of it, not copies.
+    """The bundle's weight file, to which graphs refer: their parameters are byte ranges of it.
 
     Args:
-        parts: further tensors that are rows [first, last) of one of the file's: name → (that one, first, last).
+        path: the file.
+        parts: tensors that are rows [first, last) of a tensor in the file: name → (that tensor's name, first, last).
     """
 
     def __init__(self, path: Path, parts: Mapping[str, tuple[str, int, int]]) -> None:
@@ -77,7 +80,7 @@ class WeightFile:
                 self._halves[name] = self._halves[table]
 
     def point_into(self, graph: ir.Graph) -> None:
-        """Let the graph's parameters be ranges of the file. They get the file's names: the graph has "/" for "."."""
+        """Make the graph's parameters byte ranges of the file, under the file's names ("." where the graph has "/")."""
         for value in list(graph.initializers.values()):
             half = self._halves.get((value.name or "").replace("/", "."))
             if half is not None and value.dtype == ir.DataType.FLOAT:
@@ -96,7 +99,7 @@ class WeightFile:
 
 
 def _widen(graph: ir.Graph, value: ir.Value, half: ir.DataType) -> None:
-    """Let a graph that computes in float32 read a parameter that is stored in half precision."""
+    """Add a Cast for a parameter that is stored in half precision and read in float32."""
     assert value.name is not None
     assert value.shape is not None
     name = value.name
@@ -112,7 +115,7 @@ def _widen(graph: ir.Graph, value: ir.Value, half: ir.DataType) -> None:
 
 
 def trace(network: Traceable, opset: int) -> ir.Model:
-    """Trace a network into a graph of an opset of the standard, with landmarks named; see `write_graph`."""
+    """Trace a network to a graph of a standard opset, and name its landmarks."""
     model = _trace(network, opset)
     for name in reversed(network.landmarks):
         model.graph.outputs.pop().name = name
@@ -129,10 +132,10 @@ def write_graph(
     """Write a traced network as the program's file.
 
     Args:
-        traced: from `trace`; stays as it is, because int8 multiplies one trace in two ways.
+        traced: a graph by `trace`; it is copied, because int8 writes two files from one trace.
         program: names, shapes and dtypes of its inputs and outputs.
-        weights: the file that its parameters are in.
-        parts: the parameters as the weight file has them, some quantised.
+        weights: the file with the parameters.
+        parts: the parameters as the weight file stores them, some quantised.
     """
     model = traced.clone()
     graph = model.graph
@@ -157,7 +160,7 @@ def write_graph(
 def _trace(network: Traceable, opset: int) -> ir.Model:
     network.eval()
     network.marking = True
-    with quiet(), quick():
+    with quiet(), quick(), exact():
         exported = torch.export.export(
             network, network.example_inputs(), dynamic_shapes=network.dynamic_shapes, strict=False
         )
@@ -179,7 +182,7 @@ def _trace(network: Traceable, opset: int) -> ir.Model:
 
 
 def _name_open_sizes(graph: ir.Graph, program: Program) -> None:
-    """Name the sizes that are not fixed by where inputs have them; torch only numbers them, an input's its own way."""
+    """Name open sizes by their place in the inputs ("batch", …); torch only numbers them."""
     places = (BATCH, SEGMENT) if program.segment_length else ("rows",)
     names = {
         str(size.value): name
@@ -197,7 +200,7 @@ def _name_open_sizes(graph: ir.Graph, program: Program) -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without the exporter's warnings: of packages that it does not need, and of deprecations in its own code."""
+    """Silence the exporter's warnings about packages it does not need and deprecations in its own code."""
     loggers = {logger: logger.level for logger in map(logging.getLogger, ("torch.onnx", "onnx_ir"))}
     for logger in loggers:
         logger.setLevel(logging.ERROR)
@@ -212,9 +215,9 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def quick() -> Iterator[None]:
-    """With what takes a third of a small capture left out: most collections of garbage, and torch's second table.
+    """Speed captures up by a third (small ones): collect garbage rarely, and build torch's table of operators once.
 
-    torch builds a table of its operators anew for every capture. Another torch may have it elsewhere: it takes longer.
+    torch builds this table for every capture. If a future version moves it, captures only take longer.
     """
     threshold = gc.get_threshold()
     gc.set_threshold(100_000, 20, 100)
@@ -231,8 +234,26 @@ def quick() -> Iterator[None]:
         gc.set_threshold(*threshold)
 
 
+@contextlib.contextmanager
+def exact() -> Iterator[None]:
+    """Keep onnxscript from taking x + 1e-8 for x, by which 0 / (0 + 1e-8) became NaN.
+
+    Its rules compare constants with 0 and 1 within a tolerance. If a future version does so elsewhere, a test fails.
+    """
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(ImportError, AttributeError):
+            from onnxscript.rewriter import _matcher
+
+            stack.enter_context(mock.patch.object(_matcher, "math", SimpleNamespace(isclose=_is_close)))
+        yield
+
+
+def _is_close(found: float, wanted: float, **tolerances: float) -> bool:
+    return found == wanted if wanted in (0, 1) else math.isclose(found, wanted, **tolerances)
+
+
 def _table(build: Callable[..., Any], **options: Any) -> Any:
-    """A copy of torch's table, which a capture may add to."""
+    """Return a copy of torch's table of operators, because a capture may add to it."""
     made = copy.copy(_built(build, **options))
     made.functions = {name: list(found) for name, found in made.functions.items()}
     return made
@@ -246,7 +267,7 @@ def _built(build: Callable[..., Any], **options: Any) -> Any:
 def int32_indices(graph: ir.Graph) -> None:
     """Give Gather and GatherElements int32 indices: drop the casts to int64, narrow the constants.
 
-    The indices are the largest constants in the file, and a device takes int32 as it is.
+    The indices are the largest constants in the file, and devices take int32 directly.
     """
 
     def narrow(constant: ir.Value) -> ir.Value:
@@ -269,13 +290,13 @@ def int32_indices(graph: ir.Graph) -> None:
         elif source.op_type == "Cast" and origin.dtype == ir.DataType.INT32:
             node.replace_input_with(1, origin)
         elif source.op_type == "Expand" and origin.const_value is not None and origin.dtype == ir.DataType.INT64:
-            # Too large for the exporter to fold; only such nodes as this one ask for it.
+            # Such an index is too large for the exporter to fold, so the constant before the Expand is converted.
             source.replace_input_with(0, narrow(origin))
             index.dtype = ir.DataType.INT32
 
 
 def forget_origins(model: ir.Model) -> None:
-    """Drop what the exporter notes about source files: it names paths, and differs from machine to machine."""
+    """Remove the exporter's notes about source files: they contain paths, and differ between machines."""
     ClearMetadataAndDocStringPass()(model)
     model.doc_string = None
     model.metadata_props.clear()

@@ -1,17 +1,17 @@
-"""The error of a graph that no bundle can hold."""
+"""The error for a graph that no bundle may contain."""
 
 from __future__ import annotations
 
 STACK_TRACE = "pkg.torch.onnx.stack_trace"
-"""Under this name torch notes beside a node the lines that led to it."""
+"""Key of a node's metadata under which torch stores the source lines that led to it."""
 
 
 class UnsettledError(Exception):
-    """A graph that no bundle can hold; the message says why.
+    """No bundle may contain the graph; the message says why.
 
     Attributes:
-        trace: as which torch notes the lines that led to it; "" where none did.
-        final: whether it is the same however the step is captured.
+        trace: the source lines that torch stored for the node; "" if there are none.
+        final: whether a different way of capturing could not help.
     """
 
     def __init__(self, message: str, trace: str = "", final: bool = False) -> None:

@@ -1,1 +1,1 @@
-"""Proof that a bundle is the same function as its PyTorch model: chains of segments, comparisons, gates."""
+"""Proves that a bundle computes the same function as its PyTorch model: chains of segments, comparisons, gates."""

@@ -1,4 +1,4 @@
-"""Comparisons to the bit, and the counts of values that failed them."""
+"""Compares arrays bit by bit, and counts the values that differ."""
 
 from __future__ import annotations
 
@@ -37,7 +37,12 @@ class Bits:
 
 
 def differing_values(expected: Array, found: Array) -> int:
-    """Return the number of values with different bits: -0.0 and 0.0 differ. If shape or dtype differ, all values do."""
+    """Return the number of values with different bits: -0.0 and 0.0 differ. If shape or dtype differ, all values do.
+
+    Example:
+        >>> differing_values(np.float32([0, 1]), np.float32([-0.0, 1]))
+        1
+    """
     if expected.shape != found.shape or expected.dtype != found.dtype:
         return max(expected.size, found.size, 1)
     one, other = (np.ascontiguousarray(array).view(f"u{array.itemsize}") for array in (expected, found))

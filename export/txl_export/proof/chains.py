@@ -1,8 +1,8 @@
-"""Chains of segments for verifying a step: each runs from fresh states until every state has long been full.
+"""Runs chains of segments through bundle and reference, from fresh states until every state has long been full.
 
-The longest chain runs whole segments, and gates judge drift on it. Others run every other length; one chain calls all
-operations of a stream in turn, on random rows. If the runtime counts memory rows, it is known when they are full, and
-chains end soon after.
+The longest chain runs whole segments; gates judge drift on it. Other chains run the other segment lengths, and one
+calls all operations of a stream in turn, on random sequences. If the runtime counts memory rows, chains end soon after
+memory is full.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from txl_export.proof.references import Reference
 from txl_export.proof.side_by_side import SideBySide, Trial
 
 SEGMENTS = 200
-"""Least number of segments over all chains if nothing says beforehand when states are full."""
+"""Least number of segments of all chains together, if the manifest does not show when states are full."""
 
 LONG, SHORT, MIXED, ALONE = 120, 24, 64, 16
-"""Segments of the chain for drift, of a chain of any other length, of that with all operations, of a sequence alone."""
+"""Number of segments: of the chain that shows drift, of the chain of each other length, of the chain with all
+operations, and of the chain of a single sequence."""
 
 PATIENCE = 4
 """Largest factor by which a chain is lengthened while its states are not full."""
@@ -42,16 +43,17 @@ LONGER, TRIES = 4, 2
 """In half precision a chain that drifts is run again `LONGER` times as long, at most `TRIES` times."""
 
 SAMPLED = 2000
-"""Most segments of the longest chain when it is lengthened to read every sample; `WORK` may allow fewer."""
+"""Maximum number of segments to which the longest chain is lengthened to read every sample; `WORK` may allow fewer."""
 
 LIVE = 8
-"""Most sequences that run in a segment: the reference runs independent ones one by one."""
+"""Maximum number of sequences that run in a segment: if they are independent, the reference runs them one by one."""
 
 TURNS = ("", "look", "save", "reset", "copy", "look", "restore", "select", "", "grow", "copy")
-"""Operations before the segments of the chain with all operations, in turn; "" is none."""
+"""The operation before each segment of the chain with all operations, repeated from the start; "" means none."""
 
 WORK = 2e12
-"""Multiplications that the reference may take in all, parameters × positions: larger models run fewer sequences."""
+"""Maximum number of multiplications (parameters × positions) of the reference in all chains: larger models run fewer
+sequences."""
 
 
 @dataclass(frozen=True)
@@ -60,13 +62,13 @@ class Planned:
 
     Attributes:
         name: the label in the report.
-        streams: number of sequences that run side by side.
+        streams: the number of sequences.
         lengths: the length of each segment; the last one is repeated while states are not full.
-        most: the largest number of segments with those repetitions.
+        most: the maximum number of segments with these repetitions.
         mixed: "" for whole segments, "counts" for partial ones, "operations" for partial ones with an operation on the
             stream before each.
         quiet: whether the episode of the first sequence stops ending after `FLAGGED` segments.
-        seed: the seed of its random inputs.
+        seed: the seed of the chain's random inputs.
     """
 
     name: str
@@ -84,10 +86,10 @@ class Planned:
 
 
 def planned(manifest: Manifest, segments: int | None, samples: int = 0, brief: bool = False) -> list[Planned]:
-    """Return the chains for a bundle, the longest one first.
+    """Return the chains for a bundle; the longest one comes first.
 
     Args:
-        segments: length of the longest chain; None chooses it.
+        segments: number of segments of the longest chain; None to choose it here.
         samples: number of samples that the longest chain should read.
         brief: whether chains may end soon after the states are full, too early to judge drift.
     """
@@ -113,7 +115,7 @@ def _numbered(chains: Iterable[Planned]) -> list[Planned]:
 
 
 def _planned_rows(manifest: Manifest, segments: int | None, brief: bool) -> Iterator[Planned]:
-    """Yield the chains for a bundle whose memory rows are counted: enough segments to fill them, then some more."""
+    """Yield the chains for a bundle with counted memory rows: enough segments to fill memory, then some more."""
     longest, *others = manifest.segment_lengths
     batch, to_fill = manifest.batch_size, math.ceil(manifest.memory_length / longest)
     to_judge_drift = 4 * math.ceil(DRIFT_ROWS / (longest * batch))
@@ -137,14 +139,14 @@ def _operations_of(manifest: Manifest, segments: int) -> Planned:
 
 
 def live_sequences(manifest: Manifest) -> int:
-    """Return the most sequences that run in a segment; sequences in lockstep all do."""
+    """Return the maximum number of sequences that run in a segment; in lockstep all do."""
     if not manifest.can.run_apart:
         return manifest.batch_size
     return max(1, min(manifest.batch_size, LIVE, int(_affordable(manifest) / SEGMENTS)))
 
 
 def _affordable(manifest: Manifest) -> float:
-    """Return the number of segments that `WORK` pays for, each of one sequence."""
+    """Return the number of segments of one sequence that `WORK` allows."""
     return WORK / (max(manifest.parameters, 1) * manifest.segment_lengths[0])
 
 
@@ -174,7 +176,7 @@ def run_chain(trial: Trial, chain: Planned) -> ChainErrors:
 def source_of(
     manifest: Manifest, known: Reference, samples: Mapping[str, Any] | None, chain: Planned, draws: np.random.Generator
 ) -> InputSource:
-    """Return the source of a chain's inputs."""
+    """Return the source of a chain's inputs: samples, or random values."""
     count = chain.segments * chain.streams
     return InputSource(manifest, samples, draws, count, known.large, known.below, known.flags)
 
@@ -194,8 +196,9 @@ def settled(trial: Trial, precision: str, chain: Planned, ran: ChainErrors) -> t
     """Return a chain and its errors if they do not drift; else run a chain `LONGER` times as long and return that.
 
     Drift of the longer chain is judged from the segment where the shorter one ended. Rounded weights move a slow state
-    to a different limit: the error grows until the state is there, and then stops, while an error that a recurrence
-    accumulates grows on. If sequences are independent only a quarter of them run, so that it takes no longer.
+    to a different limit: the error grows until the state reaches it, then stops. An error that a recurrence accumulates
+    keeps growing. If sequences are independent, only a quarter of them run, so that the longer chain takes no more
+    time.
     """
     manifest = trial.model.manifest
     for _ in range(TRIES):
@@ -212,7 +215,7 @@ def settled(trial: Trial, precision: str, chain: Planned, ran: ChainErrors) -> t
 
 
 def _operations(trial: Trial, segments: int, side: SideBySide, source: InputSource, draws: np.random.Generator) -> None:
-    """Run segments of all lengths with the operations of `TURNS` before them in turn.
+    """Run segments of all lengths; before each comes the next operation of `TURNS`.
 
     "look" runs a segment with commit=False first.
     """
@@ -246,7 +249,7 @@ def _operate(turn: str, manifest: Manifest, side: SideBySide, draws: np.random.G
 
 
 def _drawn_counts(manifest: Manifest, count: int, draws: np.random.Generator) -> tuple[int, Ids]:
-    """Draw a segment's length and the valid positions of each sequence, counts [b]; at least one count is not 0."""
+    """Draw a segment's length, and the number of valid positions of each sequence, int32 [b], not all 0."""
     lengths, live = manifest.segment_lengths, live_sequences(manifest)
     if not manifest.can.run_ragged:
         length = int(draws.choice(lengths))

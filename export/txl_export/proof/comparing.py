@@ -1,4 +1,4 @@
-"""Errors of each tensor of a step against the reference, per segment and over one chain of segments."""
+"""Errors of each output and state against the reference, per segment and over a chain of segments."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from txl_export.proof.decades import counts_of
 from txl_export.proof.ranks import RankCounts
 
 MEMORY = "memory"
-"""Name of all tensors of counted memory rows, which are compared as one."""
+"""Name in reports of all tensors of counted memory rows together."""
 STATES = "all states"
-"""Name of all states where their errors are counted together."""
+"""Name in reports of all states together."""
 DRIFT_ROWS = 64
-"""Least rows in a quarter of a chain to judge drift: the error of fewer depends more on inputs than on the state."""
+"""Least number of rows in a quarter of a chain for judging drift: with fewer rows, errors depend more on the inputs
+than on the state."""
 PIECE = 1_000_000
-"""Values compared at a time, 8 MB in float64: outputs over a vocabulary can be large."""
+"""Number of values compared at a time, 8 MB in float64: an output over a vocabulary may be much larger."""
 
 
 @dataclass
@@ -36,7 +37,7 @@ class Sums:
     squared: float = 0.0
 
     def add(self, exact: Array, difference: Array) -> None:
-        """Add values [n] and their errors [n]; a value that is infinite or NaN counts as 0, its error as it is."""
+        """Add values [n] and their errors [n]; an infinite or NaN value counts as 0, its error as it is."""
         self.add_finite(np.where(np.isfinite(exact), exact, 0), difference)
 
     def add_finite(self, exact: Array, difference: Array) -> None:
@@ -52,7 +53,7 @@ class Sums:
 
     @property
     def root_mean_square(self) -> float:
-        """√(Σ x² / n), without regard to the errors."""
+        """√(Σ x² / n) of the values x."""
         return math.sqrt(self.of_squares / max(self.count, 1))
 
     @property
@@ -75,16 +76,16 @@ def or_infinite(value: float) -> float:
 
 
 class TensorErrors:
-    """A comparison of one output or state along one chain (see "mask" in `ladder.LIMITS`).
+    """Compares one output or state along a chain ("mask" in `ladder.LIMITS` explains large values).
 
     Args:
-        exact: whether its values are integers or booleans, which have to be equal.
-        nats: whether they are log-probabilities.
-        mask: the size from which on values are compared relative to themselves; None for that of `LIMITS`.
+        exact: whether the values are integers or booleans, which have to be equal.
+        nats: whether the values are log-probabilities.
+        mask: absolute value from which errors are relative to the value itself; None for the one in `LIMITS`.
 
     Attributes:
         tensor: the results for the report: curves per segment and the largest error.
-        decades: counts of the errors of inexact values, see `counts_of`.
+        decades: counts of the errors of floats by decade, see `counts_of`.
         usual: the sums over the values below `mask`.
     """
 
@@ -114,7 +115,7 @@ class TensorErrors:
     def deviation(self) -> float:
         """The root mean square error over the whole chain, relative to `Sums.size` of the reference's values.
 
-        Values from `mask` on are compared relative to themselves, unless they are the majority.
+        Errors of values from `mask` on are relative to each value, unless these are the majority.
         """
         if self._large.count > self.usual.count:
             return self.usual.joined(self._large).deviation
@@ -123,16 +124,16 @@ class TensorErrors:
 
     @property
     def spread(self) -> float:
-        """`Sums.size` of the values below `mask`, in the unit of the drift curve."""
+        """`Sums.size` of the values below `mask`, in the unit of the curve that shows drift."""
         return self.usual.size / self._scale
 
     def add(self, *pairs: tuple[Array, Array]) -> None:
-        """Compare all of one segment's values, (expected, found) pairs of arrays, and end the segment."""
+        """Compare all values of a segment, (expected, found) pairs of arrays, and end the segment."""
         self.compare(*pairs)
         self.end_segment()
 
     def compare(self, *pairs: tuple[Array, Array]) -> None:
-        """Compare part of one segment's values, (expected, found) pairs of arrays."""
+        """Compare some values of a segment, (expected, found) pairs of arrays."""
         if any(expected.shape != found.shape for expected, found in pairs):
             self._wrong = True
         elif self.exact:
@@ -145,7 +146,7 @@ class TensorErrors:
             self._compare_floats(pairs)
 
     def take(self, total: float, most: float, count: int) -> None:
-        """Add the errors of part of one segment's values: their sum, their maximum, and the number of values."""
+        """Add errors of some values of a segment: their sum, their maximum, and the number of values."""
         self._total, self._most, self._count = self._total + total, max(self._most, most), self._count + count
 
     def end_segment(self) -> None:
@@ -200,13 +201,13 @@ def _pieces(pairs: Sequence[tuple[Array, Array]]) -> Iterator[tuple[Array, Array
 
 @dataclass
 class ChainErrors:
-    """The errors of one chain of segments, added to while it runs.
+    """The errors of one chain of segments, collected while it runs.
 
     Attributes:
         chain: the chain's row of the report.
         outputs, states: the errors of each tensor by name.
         kl: KL(reference ‖ bundle) of each position, in nats.
-        ranks: ranks of the reference's best tokens, near-ties included.
+        ranks: ranks of the reference's best tokens in the bundle's order, near-ties included.
     """
 
     chain: Chain
@@ -220,14 +221,14 @@ class ChainErrors:
         """The chain's label, e.g. "segments of 8"."""
         return self.chain.name
 
-    def found(self) -> Chain:
-        """Return the chain's row of the report with every tensor."""
+    def row(self) -> Chain:
+        """Return the chain's row of the report, with the errors of every tensor."""
         self.chain.outputs = {name: errors.tensor for name, errors in self.outputs.items()}
         self.chain.states = {name: errors.tensor for name, errors in self.states.items()}
         return self.chain
 
     def early_and_late(self, curve: Sequence[float | None]) -> tuple[float, float] | None:
-        """Return a curve's mean over the first and over the last quarter of the segments that met full states.
+        """Return a curve's means over the first and the last quarter of the segments that began with full states.
 
         None if states never were full, or if there are fewer than 8 such segments or `DRIFT_ROWS` rows in a quarter.
         """
@@ -241,7 +242,7 @@ class ChainErrors:
         return early, late
 
     def drifts(self) -> Iterator[tuple[str, TensorErrors, tuple[float, float] | None]]:
-        """Yield name, errors and `early_and_late` mean errors of every tensor that is not compared exactly."""
+        """Yield name, errors, and `early_and_late` mean errors, of every tensor of floats."""
         for kind, every in ((self.outputs, 1), (self.states, self.chain.every)):
             for name, errors in kind.items():
                 if not errors.exact:
@@ -249,7 +250,7 @@ class ChainErrors:
                     yield name, errors, self.early_and_late(curve[: self.chain.segments])
 
     def spread(self) -> dict[str, tuple[Unit, NDArray[np.int64]]]:
-        """Return unit and counts by decade of each output that is not exact, and of all states that are not, as one."""
+        """Return unit and counts by decade of each output of floats, and of all states of floats together."""
         found = {name: (one.tensor.unit, one.decades) for name, one in self.outputs.items() if not one.exact}
         states = [errors.decades for errors in self.states.values() if not errors.exact]
         return found | ({STATES: ("relative", np.sum(states, axis=0))} if states else {})

@@ -1,8 +1,8 @@
 """Errors and KL divergence of log-probabilities against a reference's, over many positions.
 
-Each comparison of rows is one pass in float64 over buffers that are reused. With o the runtime's and t the reference's
-log-probabilities and p = softmax(t), KL(p ‖ softmax(o)) = lse(o) - lse(t) - Σ p·(o - t): that takes two exponentials
-per column, and neither side has to be normalised.
+Rows are compared in float64, in reused buffers. With log-probabilities o of the runtime and t of the reference, and p =
+softmax(t), KL(p ‖ softmax(o)) = lse(o) - lse(t) - Σ p·(o - t). This takes two exponentials per column, and neither side
+has to be normalised.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from txl_export.proof.decades import counts_of
 Logprobs: TypeAlias = NDArray[np.floating]
 
 CHUNK = 100_000
-"""Log-probabilities compared at a time: 3 buffers of 0.8 MB in float64 fit into a core's share of the cache."""
+"""Number of log-probabilities compared at a time: 3 float64 buffers of 0.8 MB fit into a core's share of the cache."""
 
 
 class Distributions:
-    """A comparison of log-probabilities that adds errors, divergence and agreement to a chain."""
+    """Compares two sides' log-probabilities, and adds errors, divergence and agreement to the sums of a chain."""
 
     def __init__(self, chain: ChainErrors, errors: TensorErrors, vocab_size: int) -> None:
         self._chain, self._errors = chain, errors
@@ -44,7 +44,7 @@ class Distributions:
         with np.errstate(all="ignore"):  # NaN and infinities are judged below
             np.copyto(other, found)
             np.subtract(other, expected, out=difference)
-            if math.isinf(float(expected.min())):  # where both are -inf, for a token that may not come, the error is 0
+            if math.isinf(float(expected.min())):  # both sides are -inf for a token that cannot come: the error is 0
                 difference[other == expected] = 0
             np.exp(expected, out=weight, dtype=np.float64)  # in float32 the divergence of equal arrays would not be 0
             size = weight.sum(axis=1)
@@ -75,7 +75,7 @@ class Distributions:
 
 
 def _relative(expected: Logprobs, found: Logprobs, difference: Logprobs, mask: float) -> Logprobs:
-    """Divide the errors of values for "never", such as -1e4, by them; return the other expected values ("mask")."""
+    """Divide errors of values that mean "never" (-1e4) by these values; return the other expected values."""
     never = np.abs(expected) >= mask
     exact = expected[never]
     difference[never] = np.where(exact == found[never], 0, difference[never] / np.abs(exact))

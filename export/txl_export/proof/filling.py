@@ -1,4 +1,4 @@
-"""Detection of full states and of integers that still count, which decide how long a chain has to be."""
+"""Detects full states, and integers that still count; both decide how long a chain must be."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import numpy as np
 from txl_runtime.types import Array
 
 FULL, MOST = 0.99, 0.75
-"""Shares of the values that ever change. A state is full at the first share, or already at the second if reaching that
-took less than half as long: then the rest did not fill row by row, e.g. a channel behind a ReLU that first fires late
-in a buffer of 4 rows."""
+"""Shares of the values that ever change. A state counts as full when the first share has changed. If the second share
+changed in less than half that time, it counts as full then: the rest was not filled row by row, e.g. a channel behind a
+ReLU that first fires late, in a buffer of 4 rows."""
 LAST = 8
-"""Segments in a row in which an integer has to grow, or to shrink, to be counting, e.g. the steps of an episode without
-a flag. After a change in the other direction it takes longer than the whole time before that: a ring's position, which
-returns to 0 again and again, does not count."""
+"""Number of successive segments in which an integer has to grow (or shrink) to be counting, e.g. steps of an episode
+without a flag. After a change in the other direction, as many segments as there were so far are needed in addition. So
+a ring's position, which returns to 0 again and again, is not counting."""
 
 
 class Filling:
     """The history of one state along a chain.
 
     Args:
-        fresh: its values before the first segment; None if it is absent then.
-        whole: whether they are integers.
+        fresh: the values before the first segment; None if the state is absent then.
+        whole: whether the values are integers.
     """
 
     def __init__(self, fresh: Array | None, whole: bool) -> None:
@@ -33,7 +33,7 @@ class Filling:
         self._down: Any = 0
 
     def add(self, values: Array) -> None:
-        """Note the state's values after a segment; if its shape changed, all integers start to count anew."""
+        """Record the state's values after a segment; if its shape changed, counting starts anew."""
         same = self._fresh is not None and self._fresh.shape == values.shape
         self._changed.append(int((values != self._fresh).sum()) if same else values.size)
         if not self._whole:
@@ -48,7 +48,7 @@ class Filling:
 
     @property
     def full_after(self) -> int:
-        """The number of segments until nearly all values had changed that ever did, see `FULL`."""
+        """The number of segments until nearly all values that ever change had changed, see `FULL`."""
         most = max(self._changed, default=0)
         full, early = (
             next((index + 1 for index, count in enumerate(self._changed) if count >= share * most), 0) if most else 0
@@ -58,7 +58,7 @@ class Filling:
 
     @property
     def filling(self) -> bool:
-        """True if more than half of the segments were needed to fill the state, so that it may still be filling."""
+        """True if filling took more than half of the segments, so that the state may still be filling."""
         return 2 * self.full_after > len(self._changed)
 
     @property

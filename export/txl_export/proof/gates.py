@@ -1,4 +1,4 @@
-"""The gates of a step: errors of its chains and counts of wrong bits, each compared with a limit of the ladder."""
+"""Makes the gates of a verification: errors of chains and counts of wrong bits, each with a limit of the ladder."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def judge(
     real: bool,
     text: Text | None = None,
 ) -> Iterator[Gate]:
-    """Yield the gates of a precision and backend.
+    """Yield the gates of a verification in one precision on one backend.
 
     Args:
-        real: whether the inputs were real ones; below float32 random ones say nothing about the distribution.
+        real: whether inputs were real; in lower precisions random inputs say nothing about the distribution.
         text: a text whose likelihood both sides computed; without one the chains' own tokens are judged.
     """
     limits = rung(precision, backend)
@@ -63,12 +63,12 @@ def judge(
 
 
 def _gate(name: str, value: float | None, limit: float, judged: bool = True) -> Gate:
-    """Return a gate; an infinite value fails even if an infinite early error made the limit of drift infinite."""
+    """Return a gate; an infinite value always fails, even if the limit of drift is infinite, too."""
     return Gate(name, value, limit, None if value is None or not judged else bool(value <= limit < math.inf))
 
 
 def _small(tensors: Sequence[tuple[str, TensorErrors]]) -> Iterator[Gate]:
-    """Yield a gate for every tensor with small values (`SMALL`), by its worst chain."""
+    """Yield a gate for every tensor with small values (`SMALL`); its worst chain counts."""
     found: dict[str, float] = {}
     for name, errors in tensors:
         if not errors.exact and SMALL[0] < errors.usual.root_mean_square < SMALL[1]:
@@ -78,7 +78,7 @@ def _small(tensors: Sequence[tuple[str, TensorErrors]]) -> Iterator[Gate]:
 
 
 def drifting(manifest: Manifest, precision: str, backend: str, chain: ChainErrors) -> bool:
-    """Return whether the late error of any tensor of a chain is beyond its limit."""
+    """Return whether the late error of any tensor of a chain exceeds the limit of drift."""
     ends = _late_errors(rung(precision, backend), chain, manifest.reach)
     return any(pair is not None and pair[0] > pair[1] for _, pair in ends)
 
@@ -86,20 +86,21 @@ def drifting(manifest: Manifest, precision: str, backend: str, chain: ChainError
 def _late_errors(
     limits: Rung, chain: ChainErrors, reach: int | None
 ) -> Iterator[tuple[str, tuple[float, float] | None]]:
-    """Yield every tensor's name with (late mean error, its limit); None if too little ran."""
+    """Yield each tensor's name with (late mean error, limit); None in place of the pair if too few segments ran."""
     for name, errors, ends in chain.drifts():
         if ends is None:
             yield name, None
             continue
         early, late = ends
-        if limits.burst is None or (reach is not None and errors.tensor.nats):  # settle once the memory is full
+        # errors settle once memory is full: in float32, and if log-probabilities have a bounded reach
+        if limits.burst is None or (reach is not None and errors.tensor.nats):
             yield name, (late, no_drift_limit(early))
         else:
             yield name, (late, no_drift_limit(early, limits.burst * errors.spread))
 
 
 def _drifts(limits: Rung, chains: Sequence[ChainErrors], reach: int | None) -> Iterator[Gate]:
-    """Yield a gate of drift for every tensor, by its worst chain."""
+    """Yield a gate of drift for every tensor; its worst chain counts."""
     found: dict[str, list[tuple[float, float]]] = {}
     for chain in chains:
         for name, ends in _late_errors(limits, chain, reach):
@@ -110,9 +111,9 @@ def _drifts(limits: Rung, chains: Sequence[ChainErrors], reach: int | None) -> I
 
 
 def _times_the_limit(pair: tuple[float, float]) -> float:
-    """Return late error / limit; infinity for an infinite error, whatever its limit.
+    """Return late error / limit; infinity for an infinite error, whatever the limit.
 
-    A state that never changes has the spread 0, and with it possibly the limit 0.
+    The limit may be 0: a state that never changes has a spread of 0.
     """
     late, limit = pair
     return late / (limit or 1e-300) if math.isfinite(late) else math.inf
@@ -123,7 +124,7 @@ def _distribution(
 ) -> Iterator[Gate]:
     kl, facts = [value for chain in chains for value in chain.kl], [chain.chain for chain in chains]
     decided, agreeing = sum(chain.decided for chain in facts), sum(chain.agreeing for chain in facts)
-    judged = real or limits.top1 is None  # rounding of float32 is small whatever the inputs are
+    judged = real or limits.top1 is None  # float32 rounds little, whatever the inputs
     yield _gate("KL mean", float(np.mean(kl)) if kl else None, limits.kl, judged)
     if limits.top1 is not None:
         worst = max((float(np.mean(chain.kl)) for chain in chains if chain.kl), default=None)
@@ -135,5 +136,5 @@ def _distribution(
         yield _gate("perplexity (relative)", text.relative, limits.perplexity)
     elif targets:
         apart = sum((chain.ours or 0.0) - (chain.theirs or 0.0) for chain in facts) / targets
-        relative = None if math.isnan(apart) else abs(math.expm1(apart))  # inf - inf: both exclude a token that came
+        relative = None if math.isnan(apart) else abs(math.expm1(apart))  # both exclude a token that came
         yield _gate("perplexity (relative)", relative, limits.perplexity, real)

@@ -1,8 +1,8 @@
-"""Return of freed memory to the system.
+"""Returns freed memory to the operating system.
 
-Verifying holds a model's weights in memory several times, so the memory that tracing took has to be free by then. It is
-not by itself: traced graphs refer to each other in cycles, which Python collects late, and glibc keeps freed blocks of
-up to 32 MiB, the size of most weight matrices: 1.0 GiB after the export of a model of 1.1 GiB.
+Verification holds a model's weights in memory several times, so the memory that tracing took must be free by then. It
+is not by default: traced graphs are reference cycles, which Python collects late, and glibc keeps freed blocks of up to
+32 MiB, the size of most weight matrices. After the export of a model of 1.1 GiB it kept 1.0 GiB.
 """
 
 from __future__ import annotations
@@ -21,5 +21,5 @@ def give_back() -> None:
 def trim() -> None:
     """Return freed blocks to the system; without glibc do nothing."""
     found = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform.startswith("linux") else None
-    if found is not None:  # musl has no malloc_trim
+    if found is not None:  # musl, another C library, lacks malloc_trim
         found(0)

@@ -1,4 +1,4 @@
-"""Inputs of chains: the user's samples, read endlessly, or random values."""
+"""Supplies the inputs of chains: the user's samples, repeated endlessly, or random values."""
 
 from __future__ import annotations
 
@@ -14,26 +14,28 @@ from txl_runtime.errors import UsageError, one_line
 from txl_runtime.types import Array, Arrays, Ids
 
 POISON = np.nan
-"""Value of features at positions that no result may depend on: NaN spreads into every result that reads it."""
+"""Value of features that no result may depend on: NaN spreads into every result that reads it."""
 DISTINCT_IDS, RUN = 4096, 16
-"""Distinct ids drawn from a large vocabulary where few are enough, in runs of 16 neighbours. Every id brings a page of
-the embedding into memory, once per open program; neighbours share pages."""
+"""Number of distinct random ids from a large vocabulary, in runs of 16 neighbours. Every id loads a page of the
+embedding into memory, per open program; neighbours share pages."""
 
 
 class InputSource:
-    """An endless source of segments. A sequence reads a sample from a random position, around its end to the beginning,
-    and then the next one.
+    """An endless source of segments.
+
+    Each sequence reads a sample from a random position to its end and on from its beginning, then the next sample.
 
     Args:
+        manifest: the bundle's tables.
         samples: real inputs by name; without them inputs are random.
         draws: the generator of random inputs and of the order of samples.
-        segments: segments that a chain will run, times its sequences: each sample is left early enough that all are
-            begun; 0 reads all positions of each.
-        few: whether `DISTINCT_IDS` ids of a larger vocabulary are enough.
+        segments: number of segments of the chain times its sequences; samples are left early enough that all are begun.
+            0: read each sample completely.
+        few: whether to draw only `DISTINCT_IDS` ids of a larger vocabulary.
         below, flags: see `Reference`.
 
     Attributes:
-        begun: numbers of the samples that were begun.
+        begun: numbers of the samples that were begun so far.
         drawn: the random ids, as (input name, id).
     """
 
@@ -60,9 +62,9 @@ class InputSource:
         self.begun: set[int] = set()
 
     def take(self, count: int, length: int, quiet: bool = False) -> dict[str, Array]:
-        """Return the next segment by input name: `length` positions and the lookahead after them, `count` sequences.
+        """Return the next segment of `count` sequences by input name: `length` positions and the lookahead after them.
 
-        With `quiet` the random flags of the first sequence, and those that all share, do not end its episode.
+        With `quiet`, random flags of the first sequence, and flags that all sequences share, do not end its episode.
         """
         if self._samples:
             return self._sampled(count, length)
@@ -84,7 +86,7 @@ class InputSource:
         return self._draws.standard_normal(sizes).astype(np.float32)
 
     def _sampled(self, count: int, length: int) -> dict[str, Array]:
-        """Return the segments that the sequences read from samples, joined and in the declared types."""
+        """Return the sequences' next pieces of samples, joined, in the declared dtypes."""
         rows = [self._sequence(row, length) for row in range(count)]
         found = {}
         for entry in self._read:
@@ -123,20 +125,20 @@ def read_samples(path: Path) -> dict[str, Array]:
             return {name: stored[name] for name in stored.files}
     except FileNotFoundError:
         raise UsageError(f"{path}: no such file, expected arrays by input name; check the path") from None
-    except Exception as error:  # numpy, zipfile and zlib each raise their own kinds
+    except Exception as error:  # numpy, zipfile and zlib raise their own types
         said = one_line(error)
         raise UsageError(f"{path}: {said}; expected arrays by input name, as numpy.savez writes them") from None
 
 
 def _few_ids(vocab: int, draws: np.random.Generator) -> Ids:
-    """Return random ids [n], n ≤ `DISTINCT_IDS`, in runs of `RUN` neighbours from all over a vocabulary."""
+    """Return random ids [n], n ≤ `DISTINCT_IDS`, in runs of `RUN` neighbours, spread over the vocabulary."""
     starts = draws.permutation(-(-vocab // RUN))[: DISTINCT_IDS // RUN] * RUN
     ids = (starts[:, None] + np.arange(RUN)).ravel()
     return ids[ids < vocab].astype(np.int32)
 
 
 def fitting(shape: Sequence[int], axes: Axes, length: int) -> bool:
-    """Return whether samples of a shape hold at least one sequence and `length` positions plus the lookahead."""
+    """Return whether samples of a shape have at least one sequence, and `length` positions plus the lookahead."""
     least = axes.sizes(1, length)
     return len(shape) == len(least) and all(
         size >= low if isinstance(said, str) else size == low
@@ -145,14 +147,14 @@ def fitting(shape: Sequence[int], axes: Axes, length: int) -> bool:
 
 
 def extent(manifest: Manifest, samples: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the number of sequences and of positions that samples have, each the fewest of any input."""
+    """Return the number of sequences and the number of positions of samples, each the smallest of all inputs."""
     read = [(entry.axes, np.shape(samples[entry.name])) for entry in manifest.inputs if entry.name in samples]
     sequences = min((shape[axes.batch] for axes, shape in read if axes.batch is not None), default=1)
     return sequences, min((shape[axes.positions[0]] for axes, shape in read if axes.positions), default=1)
 
 
 def poisoned(manifest: Manifest, inputs: Arrays, counts: Ids) -> dict[str, Array]:
-    """Return inputs with NaN in the features of idle sequences and after each one's valid positions, counts [b]."""
+    """Return inputs with NaN in features of idle sequences and after each sequence's valid positions, counts [b]."""
     found = {}
     for entry in manifest.inputs:
         if entry.name not in inputs:

@@ -1,4 +1,4 @@
-"""The result of a verification: whether it passed, its document for the report, and advice for a failed gate."""
+"""The result of a verification: gates, the document for the report, and advice for a failed gate."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Parity:
         backend: a description of the engine.
         precision: the bundle's precision.
         reference: a description of the reference.
-        chains, text, gates: the errors of each chain and of the text, and the judgements.
-        sensitivity: for quantised weights, the KL divergence in nats that each layer alone causes.
+        chains, text, gates: the errors of each chain, those of the text or None, and the judgements.
+        sensitivity: for quantised weights, the KL divergence in nats that each layer causes alone; else {}.
         advice: what to do if a gate failed.
         model_id: the id of the model.
         ran_on: the kind of inputs: "random inputs", "real inputs" or "the text".
-        words: the first difference between the vocabularies that were compared, and what to do.
+        words: the first difference between the compared vocabularies, and what to do; "" if they are equal.
     """
 
     backend: str
@@ -60,23 +60,23 @@ class Parity:
         return replace(self, gates=(*self.gates, gate))
 
     def behind(self, fitted: int) -> Parity:
-        """Return a copy whose text stood behind `fitted` tokens, which the bundle's matrices are fitted to."""
+        """Return a copy which records that the text follows `fitted` tokens that int4 matrices were fitted to."""
         return self if self.text is None else replace(self, text=structs.replace(self.text, behind=fitted))
 
     def with_words(self, differing: Sequence[str] | None) -> Parity:
-        """Return a copy with a gate on the vocabulary that counts its differences; None if it was not compared."""
+        """Return a copy with a gate on the number of differences between vocabularies; None: they were not compared."""
         told = f"{differing[0]}; give --vocabulary the file that the export was given" if differing else ""
         count, passed = (None, None) if differing is None else (float(len(differing)), not differing)
         return replace(self, gates=(*self.gates, Gate(VOCABULARY, count, 0.0, passed)), words=told)
 
     def require(self) -> None:
-        """Raise ParityError, which names the failed gates, if any failed."""
+        """Raise ParityError with the names of the failed gates, if any failed."""
         if failed := failing(self.gates):
             cells = "; ".join(f"{gate.name} is {gate.value:.3g}, limit {gate.limit:.3g}" for gate in failed)
-            raise ParityError(f"parity failed: {cells}; {self.told}", self)
+            raise ParityError(f"parity failed: {cells}; {self.gate_advice}", self)
 
     @property
-    def told(self) -> str:
+    def gate_advice(self) -> str:
         """The advice for a failed gate; for quantised weights it names the layers to keep."""
         if self.words or not self.sensitivity:
             return self.words or self.advice
@@ -89,7 +89,7 @@ class Parity:
         return {gate.name: gate.value for gate in self.gates if gate.value is not None}
 
     def verification(self) -> Verification:
-        """Return the whole result as report.json has it."""
+        """Return the whole result in the form of report.json."""
         kl = [value for chain in self.chains for value in chain.kl]
         with np.errstate(invalid="ignore"):  # quantiles between infinities
             largest = (float(value) for value in (np.mean(kl), np.quantile(kl, 0.999), np.max(kl))) if kl else ()
@@ -102,18 +102,18 @@ class Parity:
             gates=self.gates,
             kl=Divergence(*largest) if kl else None,
             spread=self._spread(kl) if self.chains else None,
-            chains=tuple(chain.found() for chain in self.chains),
+            chains=tuple(chain.row() for chain in self.chains),
             text=self.text,
             sensitivity=dict(self.sensitivity),
         )
 
     def document(self) -> dict[str, object]:
-        """Return `verification` as plain JSON, with lists in place of tuples."""
+        """Return `verification` as JSON values, with lists in place of tuples."""
         found: dict[str, object] = json.loads(json.dumps(to_builtins(self.verification())))
         return found
 
     def _spread(self, kl: list[float]) -> Spread:
-        """Return counts by decade of errors and divergence, and the counts of ranks, over all chains."""
+        """Return, over all chains, counts by decade of errors and of divergence, and the ranks."""
         kinds: dict[str, tuple[Unit, NDArray[np.int64]]] = {}
         ranks = RankCounts()
         for chain in self.chains:
@@ -122,16 +122,16 @@ class Parity:
             ranks = ranks.joined(chain.ranks)
         errors = {name: Errors(unit, tuple(counts.tolist())) for name, (unit, counts) in kinds.items()}
         counted = tuple(counts_of(kl, KL_EDGES).tolist()) if kl else None
-        return Spread(self.ran_on, EDGES, errors, KL_EDGES, counted, ranks.found())
+        return Spread(self.ran_on, EDGES, errors, KL_EDGES, counted, ranks.summary())
 
 
 def failing(gates: Iterable[Gate]) -> list[Gate]:
-    """Return the gates that failed; those without a judgement did not."""
+    """Return the gates that failed; a gate without a judgement did not fail."""
     return [gate for gate in gates if gate.passed is False]
 
 
 class ParityError(CheckError):
-    """A verification with failed gates; `parity` is all of it, `details` the part for --json."""
+    """A verification has failed gates; `parity` is the whole result, `details` the part for --json."""
 
     def __init__(self, message: str, parity: Parity) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""The likelihood of a text by the reference and by a bundle: one sequence, cut into the same segments for both."""
+"""Compares a text's likelihood by reference and bundle: one sequence, cut into the same segments for both."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from txl_export.proof.decades import counts_of
 from txl_export.proof.references import Reference, ReferenceStreams, in_pieces
 
 TEXT_SEGMENTS, TEXT_TOKENS = 256, 2048
-"""Perplexity is compared on the first 256 segments of a text, or on its first 2048 tokens if that is more."""
+"""Perplexity is compared on the first 256 segments of a text, or on its first 2048 tokens if these are more."""
 
 
 def compare_text(model: Model, reference: Reference, text: Ids, listener: Listener) -> Text:
-    """Return both sides' mean negative log-likelihood, in nats per token, of the beginning of ids [T]."""
+    """Compare the likelihood of the beginning of a text, ids [T]: mean negative log-likelihoods in nats per token."""
     tokens, logprobs = model.manifest.tokens, model.manifest.logprobs
     assert tokens is not None, "a text is for a model that reads tokens"
     assert logprobs is not None, "a text is for a model that returns log-probabilities"

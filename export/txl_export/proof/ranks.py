@@ -1,4 +1,4 @@
-"""Ranks of the reference's best tokens in the bundle's order."""
+"""Counts ranks: the places of the reference's best tokens in the bundle's order."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 from txl_report.schema.verification import Ranks
 
 WITHIN = (1, 2, 5, 10)
-"""Values of k: positions are counted at which the reference's best token is among the bundle's k best."""
+"""Values k for which the count is kept of positions where the reference's best token is among the bundle's k best."""
 BEST = WITHIN[-1]
-"""Number of best tokens of both sides whose overlap is counted."""
+"""Number of best tokens of each side whose overlap is counted."""
 MANY, BLOCK = 5000, 64
-"""From 5000 columns on the maximum of each block of 64 is found first: the 10 best lie in the 10 best blocks."""
+"""Least number of columns at which maxima of blocks of 64 are computed first, to save time: the 10 best tokens lie in
+the 10 best blocks."""
 
 
 @dataclass
@@ -23,10 +24,10 @@ class RankCounts:
 
     Attributes:
         positions: number of positions counted.
-        within: for each k in `WITHIN`, the positions at which the reference's best token is among the bundle's k best;
-            equally likely tokens do not precede it.
+        within: for each k in `WITHIN`, the number of positions at which the reference's best token is among the
+            bundle's k best. Equally likely tokens do not count as better.
         best: number of best tokens whose overlap is counted: `BEST`, or all of a smaller vocabulary.
-        shared: the sum over positions of the reference's best tokens that are among the bundle's.
+        shared: over all positions, the number of the reference's best tokens that are among the bundle's best.
     """
 
     positions: int = 0
@@ -38,9 +39,15 @@ class RankCounts:
         """Count n positions.
 
         Args:
-            favourite: the reference's best token at each, [n].
-            expected, found: log-probabilities of the reference and of the bundle, [n, V]; a token with NaN precedes
-                all others.
+            favourite: the reference's best token at each position, [n].
+            expected, found: log-probabilities of the reference and of the bundle, [n, V]; a token with NaN ranks first.
+
+        Example:
+            >>> counts = RankCounts()
+            >>> logprobs = np.log([[0.5, 0.3, 0.2]])
+            >>> counts.add(np.array([1]), logprobs, logprobs)  # the second best word: not the best, among the five best
+            >>> counts.positions, counts.within[1], counts.within[5]
+            (1, 0, 1)
         """
         of_favourite = found[np.arange(len(found)), favourite]
         before = _per_row(~(found <= of_favourite[:, None]))
@@ -53,25 +60,25 @@ class RankCounts:
         self.shared += int(np.minimum(_per_row(both), self.best).sum())  # equal values can make more than 10 best
 
     def joined(self, other: RankCounts) -> RankCounts:
-        """Return the counts over both."""
+        """Return the sum of both counts."""
         within = {number: self.within[number] + other.within[number] for number in WITHIN}
         return RankCounts(
             self.positions + other.positions, within, max(self.best, other.best), self.shared + other.shared
         )
 
-    def found(self) -> Ranks | None:
-        """Return the counts as the report has them; None without positions."""
+    def summary(self) -> Ranks | None:
+        """Return the counts in the report's form; None if no position was counted."""
         within = {str(number): count for number, count in self.within.items()}
         return Ranks(self.positions, within, self.best, self.shared) if self.positions else None
 
 
 def _per_row(truths: NDArray[np.bool_]) -> NDArray[np.intp]:
-    """Return the number of true values in each row of [n, V], as [n]; fast if few are true."""
+    """Count the true values in each row of [n, V]: [n]; fast if there are few."""
     return np.bincount(np.flatnonzero(truths) // truths.shape[1], minlength=len(truths))
 
 
 def _among_best(rows: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return a mask [n, V] of the `BEST` largest values of each row; a NaN takes one of their places and is false."""
+    """Return a mask [n, V] of each row's `BEST` largest values; a NaN takes a place and is false."""
     if rows.shape[1] <= BEST:
         return np.ones(rows.shape, bool)
     return rows >= _least_of_best(rows)[:, None]

@@ -1,4 +1,4 @@
-"""A model in plain PyTorch, run as the runtime runs streams.
+"""Runs a model in plain PyTorch the way the runtime runs streams.
 
 Independent sequences have separate states. Sequences in lockstep run together as one batch of the model.
 """
@@ -20,11 +20,11 @@ from txl_runtime.streaming.stream import Stream
 from txl_runtime.types import Array, Arrays, Ids
 
 States: TypeAlias = dict[str, Array | None]
-"""State tensors by name; None for one that does not exist yet."""
+"""State tensors by name; None for a state that does not exist yet."""
 Indices: TypeAlias = NDArray[np.integer]
 Returned: TypeAlias = Array | Callable[[int], Iterator[Array]]
-"""An output of some sequences: the array, or, if that would be large, a function that yields the valid positions of the
-sequence with an index piece by piece; each piece is overwritten by the next."""
+"""An output of some sequences: an array. If that would be large: a function of a sequence's index that yields its valid
+positions in pieces; the next piece overwrites a piece."""
 
 
 class Reference(Protocol):
@@ -33,14 +33,14 @@ class Reference(Protocol):
     Attributes:
         described: a description of the model and its precision, for the report.
         small: whether it runs fastest in one thread.
-        large: whether it needs the memory that the bundle can release for a while.
-        together: whether independent sequences run in one batch because none can change the others. States then
-            have axis 0 for the batch, and all sequences of a step have the same count of valid positions. Otherwise
-            each sequence runs alone, so that a batch cannot mix them.
+        large: whether it needs memory that the bundle can temporarily release.
+        together: whether independent sequences run in one batch, because by construction none changes another. States
+            then have the batch on axis 0, and all sequences of a step have the same number of valid positions.
+            Otherwise each sequence runs alone, because a batch could mix them.
         masks: whether a log-probability may stand for "never" ("mask" in `ladder.LIMITS`).
-        resumes: whether its states are those of the bundle, so that each side can go on from the other's.
-        below: integer inputs of unknown range, each with the bound that its random values stay below.
-        flags: boolean inputs, each with the value that keeps an episode going, if there is one.
+        resumes: whether it has the bundle's states, so that each side can continue from the other's.
+        below: for each integer input of unknown range, the upper limit (exclusive) of its random values.
+        flags: for each boolean input that ends episodes, the value with which an episode continues.
     """
 
     described: str
@@ -58,10 +58,10 @@ class Reference(Protocol):
     def step(
         self, inputs: Arrays, states: States, valid: Ids | None
     ) -> tuple[Mapping[str, Returned], Mapping[str, Array]]:
-        """Run one step and return outputs and states; it may empty `states`. `valid` [n] counts rows, if not None."""
+        """Run one step; return outputs and states. It may empty `states`; `valid` [n] counts valid rows."""
 
     def in_single(self) -> Reference | None:
-        """Return the reference in float32; None if it is that already."""
+        """Return the reference in float32; None if it already is."""
 
     def precisions(self) -> tuple[Reference, Reference] | None:
         """Return the reference in float64 and in float32; None if it does not run in both."""
@@ -69,20 +69,20 @@ class Reference(Protocol):
         return None if single is None else (self, single)
 
     def mask(self, nats: bool) -> float:
-        """Return the size from which on an output's values are compared relative to themselves."""
+        """Return the absolute value from which an output's errors are relative to the value itself."""
         return limit_of("mask") if self.masks or not nats else np.inf
 
     def shown(self, states: States) -> Iterator[tuple[str, Array]]:
-        """Yield one sequence's memory rows [1, rows, ...] by the bundle's names, if the reference does not resume."""
+        """Yield a sequence's memory rows [1, rows, ...] by the bundle's names, if the reference does not resume."""
         return iter(())
 
 
 class ReferenceStreams:
-    """A stream of the reference: sequences that advance together, with their states.
+    """Runs sequences of the reference together, with their states, as `Stream` does.
 
     Attributes:
         count: b, the number of sequences.
-        length_of: the function that returns T of a segment's inputs.
+        length_of: returns the number of positions T of a segment's inputs.
     """
 
     def __init__(self, manifest: Manifest, reference: Reference, count: int) -> None:
@@ -94,10 +94,10 @@ class ReferenceStreams:
         self.reset()
 
     def run(self, inputs: Arrays, counts: Ids, commit: bool = True) -> list[tuple[Indices, Mapping[str, Returned]]]:
-        """Run one segment; return (sequences that ran together, their outputs) for each group of them.
+        """Run one segment; return (indices of sequences, their outputs) for each group of sequences that ran together.
 
-        Inputs have T positions, outputs the L of the smallest program that holds them, e.g. 8 for T = 5. Sequences with
-        the count 0 do not run and keep their state.
+        Inputs have T positions. Outputs have the length L of the smallest program that fits, e.g. 8 for T = 5.
+        Sequences with count 0 do not run and keep their state.
         """
         length = self._length(inputs)
         found = []
@@ -113,7 +113,7 @@ class ReferenceStreams:
         return found
 
     def state(self) -> States:
-        """Return every state tensor of all sequences; the reference has to be one that resumes."""
+        """Return every state tensor of all sequences; only for a reference that resumes."""
         if not self._apart:
             return dict(self._held[0])
         joined: States = {}
@@ -124,7 +124,8 @@ class ReferenceStreams:
         return joined
 
     def shown(self) -> Iterator[tuple[str, Array | None]]:
-        """Yield every state tensor of all sequences; all at once can be several times as large as the model.
+        """Yield every state tensor of all sequences; one at a time, because together they may exceed the model's size
+        several times.
 
         Memory rows are [b, rows, ...] as in `Stream.iter_memory`, with zeros before those of shorter sequences.
         """
@@ -139,7 +140,7 @@ class ReferenceStreams:
             yield tensors[0][0], joined
 
     def reset(self, rows: Sequence[int] | None = None) -> None:
-        """Let some sequences, or all, begin anew, as `Stream.reset` does."""
+        """Reset some sequences, or all for None, as `Stream.reset` does."""
         if not self._apart:
             self._held = [self.reference.fresh(self.count)]
         elif rows is None:
@@ -161,7 +162,7 @@ class ReferenceStreams:
         self._held[target] = dict(self._held[source])
 
     def snapshot(self) -> list[States]:
-        """Return the states for `restore`; arrays are never written to, so none is copied."""
+        """Return the states for `restore`; nothing is copied, because arrays are never written to."""
         return [dict(held) for held in self._held]
 
     def restore(self, snapshot: list[States]) -> None:
@@ -169,7 +170,7 @@ class ReferenceStreams:
         self._held = [dict(held) for held in snapshot]
 
     def _groups(self, counts: Ids) -> list[tuple[list[int], Indices]]:
-        """Return, per group that runs together, the indices of its states and of its sequences."""
+        """Return, for each group that runs together, the indices of its states and of its sequences."""
         if not self._apart:
             return [([0], np.arange(self.count))] if counts.any() else []
         live: list[int] = np.flatnonzero(counts).tolist()
@@ -182,7 +183,7 @@ class ReferenceStreams:
         return [(rows, np.array(rows)) for rows in alike.values()]
 
     def _taken(self, places: list[int], commit: bool) -> States:
-        """Return a group's states joined for one step; with `commit` the step may empty them, which saves copies."""
+        """Return a group's states, joined for one step; with `commit` the step may empty them, which saves copies."""
         if len(places) == 1:
             return self._held[places[0]] if commit else dict(self._held[places[0]])
         joined: States = {}
@@ -192,7 +193,7 @@ class ReferenceStreams:
         return joined
 
     def _length(self, inputs: Arrays) -> int:
-        """Return L of the smallest program that holds the segment."""
+        """Return the length L of the smallest program that holds the segment."""
         length = self.length_of(inputs)
         return min(known for known in self._manifest.segment_lengths if known >= length)
 
@@ -206,7 +207,7 @@ class ReferenceStreams:
 
 
 def hand_over(stream: Stream, manifest: Manifest, states: States) -> None:
-    """Let a bundle's stream go on from the reference's states, rounded to the stream's types."""
+    """Set a bundle's stream to the reference's states, rounded to the stream's dtypes."""
     types = {state.name: state.dtype for state in manifest.states}
     with np.errstate(over="ignore"):  # a value beyond float16 becomes infinite
         held = {name: values.astype(types[name]) for name, values in states.items() if values is not None}
@@ -214,7 +215,7 @@ def hand_over(stream: Stream, manifest: Manifest, states: States) -> None:
 
 
 def in_pieces(output: Output, returned: Returned, index: int, count: int) -> Iterator[tuple[int, int, Array]]:
-    """Yield (first, end, values of positions [first, end)) for each piece of one sequence's valid positions."""
+    """Yield (first, end, values of positions [first, end)) for each piece of a sequence's valid positions."""
     if not callable(returned):
         yield 0, count, returned[output.axes.window(0, count, index)]
         return
@@ -235,7 +236,7 @@ def whole(returned: Returned, count: int) -> Array:
 def run_together(
     sides: Sequence[ReferenceStreams], inputs: Arrays, counts: Ids
 ) -> Iterator[tuple[str, Indices, list[Returned]]]:
-    """Run one segment on each side; yield name, sequences and each side's values of every output and state."""
+    """Run one segment on each side; yield name, sequences and each side's values, for every output and state."""
     for parts in zip(*[side.run(inputs, counts) for side in sides], strict=True):
         rows = parts[0][0]
         for name in parts[0][1]:
@@ -247,5 +248,5 @@ def run_together(
 
 
 def _along(table: StateTensor, values: Array | None, rows: Sequence[int]) -> Array | None:
-    """Return some sequences of a state, or all of a state that they share."""
+    """Return some sequences of a state; a state without a batch axis as it is."""
     return None if values is None else values[table.axes.at(np.asarray(rows))]

@@ -1,9 +1,9 @@
-"""The effect of rounding alone: the reference in float32 against itself in float64, over the same segments.
+"""Measures the model's own rounding: runs the reference in float32 and in float64 over the same segments.
 
-Some models, untrained ones above all, amplify small differences with every segment, so that no two computations of them
-stay together. If the bundle can go on from the reference's states, outputs and states in which rounding grows are
-compared segment by segment, and all others along the whole chain. If not, the gate fails, and its advice says how far
-the model's float32 is from its float64.
+Some models, mostly untrained ones, amplify small differences with every segment, so that any two computations diverge.
+If the bundle can continue from the reference's states, outputs and states in which rounding grows are compared segment
+by segment, all others along the whole chain. Otherwise the gate fails, and its advice says how far float32 is from
+float64 in the model itself.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from txl_export.proof.references import Reference, ReferenceStreams, run_togethe
 
 
 class OwnRounding:
-    """Streams of a reference in float64 and in float32, compared with each other.
+    """Runs a reference in float64 and in float32 and compares the two.
 
     Attributes:
         errors: the errors of float32 in each float output and state, by e.g. "output y" and "state h".
@@ -36,10 +36,10 @@ class OwnRounding:
         self.errors: dict[str, TensorErrors] = {}
 
     def segment(self, inputs: Mapping[str, Array], counts: Ids) -> float:
-        """Run one segment on both sides and return the largest error of float32 in it."""
+        """Run one segment on both sides; return its largest error of float32."""
         pairs: dict[str, list[tuple[Array, Array]]] = {}
         for name, rows, (exact, rounded) in run_together(self._sides, inputs, counts):
-            if callable(exact) and callable(rounded):  # log-probabilities come in pieces, which need no common scale
+            if callable(exact) and callable(rounded):  # pieces of log-probabilities
                 pairs.setdefault(name, [])
                 for row in range(len(rows)):
                     for piece in zip(exact(row), rounded(row), strict=True):
@@ -56,7 +56,7 @@ class OwnRounding:
         return self.errors.setdefault(name, made)
 
     def reset(self, rows: Sequence[int] | None = None) -> None:
-        """Let these sequences, or all, begin anew on both sides."""
+        """Reset these sequences, or all for None, on both sides."""
         for side in self._sides:
             side.reset(rows)
 
@@ -67,12 +67,12 @@ def own_rounding(
     samples: Mapping[str, Any] | None,
     chains: Sequence[tuple[Planned, ChainErrors]],
 ) -> tuple[dict[str, float], set[str]]:
-    """Run chains again in both precisions, except those with operations.
+    """Run chains again with the reference in both precisions; those with operations are left out.
 
     Returns:
-        The errors of float32 by output or state, e.g. {"state h": 0.02}, that explain more than `float32_limit`; and
-        the names of others whose smaller error drifts along a chain. Both are empty if the model does not run in both
-        precisions.
+        Errors of float32 by output or state, e.g. {"state h": 0.02}, which are so large that they explain errors above
+            `float32_limit`; and names of others whose smaller error drifts along a chain. Both are empty if the model
+            does not run in both precisions.
     """
     sides, largest, drifting = reference.precisions(), dict[str, float](), set[str]()
     for chain, ran in chains:
@@ -94,10 +94,11 @@ def own_rounding(
 def told_apart(
     manifest: Manifest, free: ChainErrors, handed: ChainErrors, far: Collection[str], drifting: Collection[str]
 ) -> ChainErrors:
-    """Merge a free run of a chain with one that restarts from the reference's states after every segment (`handed`).
+    """Merge two runs of a chain: a free one, and one (`handed`) that continues from the reference's state after each
+    segment.
 
-    A tensor in `far` gets the errors of the handed run; one in `drifting` keeps those of the free run, with the handed
-    run's curve of mean errors; any other keeps those of the free run.
+    A tensor in `far` gets the errors of `handed`. One in `drifting` keeps those of `free`, but gets the curve of mean
+    errors of `handed`. Any other keeps those of `free`.
     """
     for kind, mine, theirs in (("output", free.outputs, handed.outputs), ("state", free.states, handed.states)):
         for name, errors in theirs.items():

@@ -1,8 +1,8 @@
-"""Pairs of runs of the bundle alone, whose results have to be equal to the bit.
+"""Compares pairs of runs of the bundle that must give equal bits; needs no reference.
 
-A sequence's results may not depend on its neighbours, which may run, be idle or hold only NaN, as long as a segment
+A sequence's results may not depend on its neighbours, whether they run, are idle or hold only NaN, as long as a segment
 computes the same number of sequences. A stream repeats its results after `restore`, and after calls with commit=False.
-The bundle's graphs as stored give the results of the faster form that the loop runs. None of this needs a reference.
+The stored graphs must give the results of the faster form that the loop runs.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ from txl_export.proof.bits import FORMS, IDLE, INDEPENDENT, REPEATED, RESTORED, 
 from txl_export.proof.input_source import POISON, InputSource, poisoned
 
 SEGMENTS, FEW = 6, 2
-"""Segments of every run; fewer if the model's sequences are independent by construction: only the bundle can err."""
+"""Number of segments per run; the second if sequences are independent by construction, so that only the bundle can be
+wrong."""
 
 Call = tuple[dict[str, Array], Ids]
 """Inputs of one segment and its valid positions per sequence, counts [B]."""
 
 
 def compare_bits(model: Model, samples: Mapping[str, Any] | None, bits: Bits, folder: Path, few: bool) -> None:
-    """Run the pairs that the bundle allows and count differing values; `few` means `FEW` segments, one sequence."""
+    """Run all pairs that the bundle allows; count differing values. `few`: run `FEW` segments, one sequence."""
     draws, manifest, segments = np.random.default_rng(7), model.manifest, FEW if few else SEGMENTS
     source = InputSource(manifest, samples, draws, few=few)
     calls = []
@@ -50,9 +51,9 @@ def compare_bits(model: Model, samples: Mapping[str, Any] | None, bits: Bits, fo
 
 
 def compare_forms(model: Model, samples: Mapping[str, Any] | None, bits: Bits) -> Callable[[], None]:
-    """Run segments with idle sequences; return a function that compares their results with the graphs as stored.
+    """Run segments with idle sequences; return a function that compares the results with those of the stored graphs.
 
-    Call it after the model is deleted, which it does not hold: two models would hold their weights at once.
+    Call the function after the model is deleted: it loads another, and both would hold the weights.
     """
     backend, manifest, draws = model.backend, model.manifest, np.random.default_rng(11)
     if not isinstance(backend, HostBackend) or not any(map(backend.engine.kept, backend.programs)):
@@ -68,7 +69,7 @@ def compare_forms(model: Model, samples: Mapping[str, Any] | None, bits: Bits) -
 
 
 def _with_one_zero(results: Iterable[dict[str, Array]]) -> Iterator[dict[str, Array]]:
-    """Yield results with 0.0 for -0.0, as ONNX Runtime's Where returns; a fast form has no Where and keeps -0.0."""
+    """Yield results with 0.0 for -0.0, as from ONNX Runtime's Where, which a fast form does not have."""
     for one in results:
         yield {name: array + 0 if array.dtype.kind == "f" else array for name, array in one.items()}
 
@@ -83,9 +84,9 @@ def _repeated(model: Model, calls: Sequence[Call], bits: Bits) -> None:
 
 
 def _restored(model: Model, before: Sequence[Call], after: Sequence[Call], bits: Bits, folder: Path) -> None:
-    """Compare runs from a snapshot: in the same stream, sequence by sequence in a new one, and through a file.
+    """Compare runs from a snapshot: in the same stream, sequence by sequence in a new stream, and through a file.
 
-    A memory can be several times as large as the model, so each copy of the state is deleted after its use.
+    Each copy of the state is deleted after use, because a memory may be several times as large as the model.
     """
     stream = model.stream()
     for inputs, counts in before:
@@ -109,7 +110,7 @@ def _restored(model: Model, before: Sequence[Call], after: Sequence[Call], bits:
 def _among_neighbours(model: Model, row: int, calls: Sequence[Call], bits: Bits) -> None:
     """Compare one sequence's results while the others run, are idle, or have NaN in inputs and state.
 
-    Graphs with an open B compute a segment up to the last sequence that runs, and an engine may round differently for a
+    Graphs with an open B compute sequences only up to the last one that runs, and an engine may round differently for a
     different number of sequences. So only runs with the same number are compared.
     """
     manifest, numbers, together = model.manifest, np.arange(model.batch_size), list(_run(model.stream(), calls))
@@ -131,12 +132,12 @@ def _among_neighbours(model: Model, row: int, calls: Sequence[Call], bits: Bits)
 
 
 def _running(calls: Sequence[Call], running: NDArray[np.bool_]) -> list[Call]:
-    """Return the calls with the count 0 for sequences whose `running` [B] is false."""
+    """Return the calls with count 0 for sequences that are False in `running` [B]."""
     return [(inputs, np.where(running, counts, 0).astype(np.int32)) for inputs, counts in calls]
 
 
 def poisoned_state(state: RowState, manifest: Manifest) -> RowState:
-    """Return one sequence's state with NaN in all floats, and with a full memory."""
+    """Return one sequence's state with a full memory, and NaN in all floats."""
     rows = {one.name: (manifest.memory_length, *one.row_shape) for one in manifest.states if one.counted}
     floats = {
         name: np.full(rows.get(name, part.shape), POISON, part.dtype)
@@ -147,7 +148,7 @@ def poisoned_state(state: RowState, manifest: Manifest) -> RowState:
 
 
 def _run(stream: Stream, calls: Sequence[Call]) -> Iterator[dict[str, Array]]:
-    """Yield outputs and states after each segment; a list of them would be large with a large vocabulary."""
+    """Yield outputs and states after each segment, one segment at a time, because vocabularies make outputs large."""
     for inputs, counts in calls:
         yield named(stream.run(inputs, lengths=counts), stream.state())
 

@@ -1,4 +1,4 @@
-"""The self-test's vectors of a step: the reference's results in a short chain (see `txl_runtime.selftest`)."""
+"""Makes the vectors of a step's self-test: the reference's results in a short chain (see `txl_runtime.selftest`)."""
 
 from __future__ import annotations
 
@@ -20,28 +20,31 @@ from txl_export.proof.references import Indices, Reference, ReferenceStreams, Re
 from txl_export.proof.rounding import OwnRounding
 
 MOST_STEPS, FEW_STEPS, MOST_BYTES = 48, 6, 4_000_000
-"""Most and fewest steps of the chain, and most bytes of its inputs: large inputs leave fewer steps."""
+"""Maximum and minimum number of steps of the chain, and maximum number of bytes of its inputs, which may reduce the
+steps."""
 POSITIONS = 32
-"""Positions that each length runs, but in at most a third of the steps: short segments fill a state later."""
+"""Number of positions to run in each length, because short segments fill a state slowly; at most a third of the
+steps."""
 PLACES, STEP_PLACES, STATE_PLACES = 64, 512, 1024
-"""Most values kept of an output per sequence and step, per step in all, and of a state per sequence."""
+"""Maximum number of stored values: of an output per sequence and step, of an output per step, of a state per
+sequence."""
 FEW_PLACES = 8
-"""Least values kept of an output per sequence and step, even for a large B, if it has that many."""
+"""Least number of stored values of an output per sequence and step, however large B is."""
 SMALL = float32_limit() / 10
-"""Largest error of the model's own float32; it leaves 9/10 of the limit to the bundle."""
+"""Largest error of the reference's own float32 in a step; it leaves 9/10 of the limit to the bundle."""
 TRIES = 4
-"""Most inputs drawn for a segment from fresh states, until rounding in it is below `SMALL`."""
+"""Maximum number of inputs that are tried for a segment from fresh states, until its rounding is below `SMALL`."""
 GRID = 32
-"""Random features are multiples of 1 / 32, which compress well."""
+"""Random features are multiples of 1 / 32, because these compress well."""
 
 
 def selftest_vectors(
     manifest: Manifest, reference: Reference, samples: Mapping[str, Any] | None = None
 ) -> dict[str, NDArray[Any]]:
-    """Return the vectors of steps in every length, e.g. "counts" [steps, B], with idle sequences and resets if allowed.
+    """Return vectors of steps of every length, e.g. "counts" [steps, B], with idle sequences and resets if allowed.
 
     If the model's own rounding grows beyond `SMALL`, all sequences are reset before the step. If it is too large even
-    from fresh states, different inputs are drawn; "rounding" is the largest that remains, if beyond `SMALL`.
+    from fresh states, different inputs are drawn. If it still exceeds `SMALL`, "rounding" records the largest.
     """
     draws, batch = np.random.default_rng(0), manifest.batch_size
     source, truth = InputSource(manifest, samples, draws), ReferenceStreams(manifest, reference, batch)
@@ -90,7 +93,7 @@ def selftest_vectors(
 
 
 def _calmest(beside: OwnRounding, taken: Iterable[dict[str, Array]], counts: Ids) -> tuple[dict[str, Array], float]:
-    """Return inputs for a segment from fresh states, and their rounding: the first up to `SMALL`, else the least."""
+    """Return inputs with a rounding of at most `SMALL` from fresh states, else the best; and the rounding."""
     tried: list[tuple[dict[str, Array], float]] = []
     for inputs in taken:
         beside.reset()
@@ -124,7 +127,7 @@ def _steps(manifest: Manifest) -> tuple[list[int], set[int]]:
 
 
 def step_counts(manifest: Manifest, length: int, step: int, draws: np.random.Generator) -> Ids:
-    """Return counts [B]; every third step has idle sequences, or random counts if the bundle takes ragged segments."""
+    """Return counts int32 [B]; every third step has idle sequences, or random counts for ragged segments."""
     counts = np.full(manifest.batch_size, length, np.int32)
     if step % 3 == 2 and manifest.can.run_apart:
         if manifest.can.run_ragged:
@@ -139,13 +142,13 @@ def _rounded(values: Array, samples: Mapping[str, Any] | None) -> Array:
 
 
 def values_kept(manifest: Manifest, output: Output) -> int:
-    """Return the number of an output's values that are kept per sequence and step; at most its size."""
+    """Return the number of an output's values that are stored per sequence and step, at most all of them."""
     most = min(PLACES, max(FEW_PLACES, STEP_PLACES // manifest.batch_size))
     return min(most, math.prod(output.axes.alone.sizes(1, manifest.segment_lengths[0])))
 
 
 def _same_places(manifest: Manifest, draws: np.random.Generator) -> dict[str, Array]:
-    """Return fixed places in each output without positions: all its values are valid in every step."""
+    """Return fixed places for each output without an axis of positions: all its values are valid in every step."""
     still = (output for output in manifest.outputs if not output.axes.positions)
     return {
         output.name: drawn_places(output.axes.alone.sizes(1, 1), values_kept(manifest, output), draws)
@@ -156,7 +159,12 @@ def _same_places(manifest: Manifest, draws: np.random.Generator) -> dict[str, Ar
 def drawn_places(
     sizes: tuple[int, ...], kept: int, draws: np.random.Generator, of: tuple[int, ...] | None = None
 ) -> Array:
-    """Draw `kept` flat indices into the corner `sizes` of an array of shape `of`; they repeat if it is too small."""
+    """Draw `kept` flat indices into the corner `sizes` of an array of shape `of`; they repeat if the corner is smaller.
+
+    Example:
+        >>> drawn_places((1, 2), 3, np.random.default_rng(0), of=(4, 5))
+        array([0, 1, 0], dtype=int32)
+    """
     there = math.prod(sizes)
     flat = np.sort(draws.choice(there, min(kept, there), replace=False))
     if of is not None:
@@ -172,7 +180,7 @@ def _note_outputs(
     draws: np.random.Generator,
     found: dict[str, list[tuple[Array, Array]]],
 ) -> None:
-    """Append places and values [B, kept] of every output; sequences that did not run have zeros."""
+    """Append places and values [B, kept] of every output; those of sequences that did not run are zeros."""
     for output in manifest.outputs:
         kept = values_kept(manifest, output)
         places, values = (np.zeros((len(counts), kept), dtype) for dtype in ("int32", output.dtype))

@@ -1,4 +1,4 @@
-"""A bundle and its reference side by side: both run each segment and each operation, and then are compared."""
+"""Runs each segment and operation on a bundle and its reference, and compares them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from txl_export.proof.input_source import poisoned
 from txl_export.proof.references import Indices, Reference, ReferenceStreams, Returned, hand_over, in_pieces
 
 CHEAP_STATE, CHEAP_ROWS, SPARSE = 64_000_000, 8_000_000, 8
-"""States of more than 64 MB in all, or of more than 8 MB per sequence if the reference has to compute them for the
-comparison, are compared after every eighth segment and the last instead of after each."""
+"""Limits of bytes of states: of all together, and per sequence if the reference computes them only for the comparison.
+Larger states are compared after every eighth segment and the last, instead of after each."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """The two sides of all chains, with everything that the chains share.
+    """A bundle and its reference, with what all chains share.
 
     Attributes:
         model: the bundle.
@@ -37,7 +37,7 @@ class Trial:
         bits: the counts of values with wrong bits.
         folder: the folder for snapshots.
         listener: the receiver of progress.
-        handing_over: whether the bundle goes on from the reference's state after every segment.
+        handing_over: whether the bundle continues from the reference's state after every segment.
         begun: numbers of the samples that chains of whole segments began.
         drawn: see `InputSource`.
     """
@@ -91,7 +91,7 @@ class SideBySide:
 
     @property
     def count(self) -> int:
-        """b, the number of sequences."""
+        """The number of sequences, b."""
         return self._truth.count
 
     def segment(self, inputs: dict[str, Array], counts: Ids, commit: bool = True) -> None:
@@ -116,11 +116,11 @@ class SideBySide:
             hand_over(self.stream, manifest, self._truth.state())
 
     def _kept(self, state: dict[str, Array], idle: list[int], commit: bool) -> dict[str, Array]:
-        """Return the states that a segment may not change: those of idle sequences, or all with commit=False."""
+        """Return the states that a segment must not change: those of idle sequences, or all with commit=False."""
         return rows_of(self._manifest, named({}, state), idle) if commit else named({}, state)
 
     def finish(self) -> None:
-        """Compare the states after the last segment, if that was not done yet."""
+        """Compare the states after the last segment, unless that was done."""
         if (self.errors.chain.segments - 1) % self.errors.chain.every:
             self._compare_state()
 
@@ -128,10 +128,10 @@ class SideBySide:
         """Run both sides and compare outputs; large arrays are freed when this function returns."""
         length, large = self._truth.length_of(inputs), self._trial.reference.large
         if large:
-            self._trial.model.backend.release_pages()  # the reference needs the room
+            self._trial.model.backend.release_pages()  # the reference needs the memory
         expected = self._truth.run(inputs, counts, commit)
         if large:
-            trim()  # else the runtime's memory comes on top of blocks that the reference has freed
+            trim()  # or blocks that the reference has freed would add to the runtime's memory
         given = inputs if (counts == length).all() else poisoned(self._manifest, inputs, counts)
         found = self.stream.run(given, lengths=counts, commit=commit)
         for output in self._manifest.outputs:
@@ -140,7 +140,7 @@ class SideBySide:
             trim()
 
     def _compare_state(self, held: dict[str, Array] | None = None) -> None:
-        """Compare every state tensor, one at a time, and note how much of each has changed since the beginning."""
+        """Compare every state tensor, one at a time, and record how many values have changed since the start."""
         rows = self.stream.iter_memory() if MEMORY in self.errors.states else iter(())
         replaced = (self.stream.state() if held is None else held) if self._filling else {}
         for name, expected in self._truth.shown():
@@ -176,7 +176,7 @@ class SideBySide:
         return max(self._rows_full_from, *full, 0)
 
     def reset(self, rows: Sequence[int] | None = None) -> None:
-        """Reset all sequences, or some."""
+        """Reset some sequences, or all for None."""
         self.stream.reset(rows)
         self._truth.reset(rows)
 
@@ -214,7 +214,7 @@ class SideBySide:
         inputs: dict[str, Array],
         counts: Ids,
     ) -> None:
-        """Compare one output of the sequences that ran, at valid positions; a wrong shape counts as an error."""
+        """Compare one output at valid positions of the sequences that ran; a wrong shape is an error."""
         errors, length = self.errors.outputs[output.name], self._truth.length_of(inputs)
         ran = [(returned[output.name], index, row) for rows, returned in expected for index, row in enumerate(rows)]
         wrong = found is None or found.shape != output.sizes(self.count, length)
@@ -236,7 +236,7 @@ class SideBySide:
         errors.add(*pairs)
 
     def _score(self, inputs: dict[str, Array], row: int, first: int, count: int, theirs: Array, ours: Array) -> None:
-        """Add both sides' negative log-likelihood of each token that follows one of these positions in the segment."""
+        """Add both sides' negative log-likelihood of each token in the segment that follows one of these positions."""
         tokens, chain = self._manifest.tokens, self.errors.chain
         if tokens is None or not self._manifest.can.pair_tokens:
             return

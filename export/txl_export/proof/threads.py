@@ -1,4 +1,4 @@
-"""The number of threads of a comparison: one on each side for a small model.
+"""Chooses the number of threads for a comparison: one per side for a small model.
 
 On shared cores, threads that wait for each other after every small operation use ten times the processor time that they
 save.
@@ -13,7 +13,7 @@ import torch
 from txl_runtime.bundle.manifest import Manifest
 
 SMALL = 10_000_000
-"""Parameters below which a model runs fastest in one thread."""
+"""Number of parameters below which a model runs fastest in one thread."""
 
 
 @contextlib.contextmanager
@@ -29,5 +29,5 @@ def few_threads(small: bool) -> Iterator[None]:
 
 
 def engine_threads(manifest: Manifest, asked: int | None) -> int | None:
-    """Return the engine's number of threads: the one asked for, else 1 for a small model, else None for all cores."""
+    """Return the engine's number of threads: the user's, else 1 for a small model, else None for all cores."""
     return 1 if asked is None and 0 < manifest.parameters < SMALL else asked

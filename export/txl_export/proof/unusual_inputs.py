@@ -1,8 +1,8 @@
-"""Segments with values that no chain has: very large ones, zeros, integers beyond 0 and 1, and NaN.
+"""Runs segments with values that chains lack: very large ones, zeros, integers beyond 0 and 1, and NaN.
 
-A module may have a branch for such values that the chains never reach, and its graph may lack it. Each segment begins
-on both sides with the module's own state. For a step that reads only tokens the states are made large or zero instead;
-then a difference is a warning and no failure, because the module may never reach such states.
+A module may have a branch for such values that the chains never reach, and its graph may lack that branch. Both sides
+begin each segment with the module's state. If a step reads only tokens, states are made large or zero instead; then a
+difference is only a warning, because the module may never reach such states.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ from txl_export.proof.references import Reference, ReferenceStreams, States, han
 
 FAR = "large and zero inputs max abs (relative)"
 FACTOR, NUMBERS = 100, 8
-"""Factor of large inputs; and integer inputs are also tried from 0 to 7, unless the module refuses them."""
+"""Factor of large inputs; and the number of values (0 to 7) of integer inputs, unless the module refuses them."""
 TIMES = 3
-"""Number of segments with large inputs, and of those with zeros; a usual segment precedes each."""
+"""Number of segments with large inputs, and of segments with zeros; each follows a usual segment."""
 
 TOLD = {FACTOR: f"{FACTOR} times as large as usual", 0: "all zero", 1: "as usual after such a segment"}
 ADVICE = "docs/own-models-reference.md#large-numbers has a table of functions and what to write in their place"
 
 Samples: TypeAlias = Mapping[str, Any] | None
 Found: TypeAlias = tuple[str, bool, Array, Array, Array]
-"""Name of an output or state, True for nats, and its values: the bundle's, the module's in float32 and in float64."""
+"""Name of an output or state, True for nats, and its values: of the bundle, and of the module in float32 and
+float64."""
 
 
 class OddSegments:
-    """A bundle beside its module in float32 and in float64; the first `live` of `count` sequences run."""
+    """Runs a bundle and its module in float32 and float64; the first `live` of `count` sequences run."""
 
     def __init__(self, model: Model, reference: Reference, samples: Samples, count: int, live: int) -> None:
         self._manifest, self.draws = model.manifest, np.random.default_rng(13)
@@ -55,7 +56,7 @@ class OddSegments:
         return self._source.take(len(self._runs), length)
 
     def run(self, inputs: Arrays, begun: list[States]) -> Iterator[Found]:
-        """Run a segment from the states `begun` and yield each result; none if the module refuses the inputs."""
+        """Run a segment from the states `begun`; yield each result, nothing if the module refuses the inputs."""
         self.module.restore(begun)
         self._exact.restore(begun)
         hand_over(self._stream, self._manifest, self.module.state())
@@ -73,9 +74,9 @@ class OddSegments:
 
 
 def far_gates(model: Model, reference: Reference, samples: Samples = None) -> tuple[list[Gate], str]:
-    """Return a gate on the largest difference with such values, and a sentence that says where it was too large.
+    """Return a gate on the largest difference for large and zero values, and a sentence on where it was too large.
 
-    No gate is returned if no input is a feature other than a boolean and no state is float32.
+    No gate is returned if all inputs are booleans or tokens and no state is float32.
     """
     manifest, length = model.manifest, model.segment_lengths[0]
     features = [entry.name for entry in manifest.inputs if entry.role == "feature" and entry.dtype != "bool"]
@@ -88,7 +89,7 @@ def far_gates(model: Model, reference: Reference, samples: Samples = None) -> tu
     for factor in (1, FACTOR, 1, 0) * TIMES:
         usual, before = odd.take(length), odd.module.snapshot()
         tried = [{name: _times(part, factor) for name, part in usual.items()}]
-        if factor == FACTOR and not samples:  # the module may refuse wider integers: then the second is run
+        if factor == FACTOR and not samples:  # the module may refuse these integers; the usual ones are the second try
             ranged = {name: odd.draws.integers(0, NUMBERS, usual[name].shape).astype(np.int32) for name in whole}
             tried = [tried[0] | ranged, *tried]
         begun = [held | {name: _times(held[name], factor) for name in scaled} for held in before]
@@ -114,15 +115,15 @@ def _limit() -> float:
 
 
 def _times(values: Any, factor: int) -> Any:
-    """Return float arrays times the factor; other arrays and None as they are."""
-    with np.errstate(all="ignore"):  # 0 times infinite
+    """Return float arrays times the factor; any other array, or None, unchanged."""
+    with np.errstate(all="ignore"):  # 0 times infinity
         return values if values is None or values.dtype.kind != "f" else values * np.float32(factor)
 
 
 def _apart(found: Array, single: Array, double: Array, nats: bool) -> tuple[float, str]:
     """Return the largest difference from the module in float32, and a phrase with the two values that differ most.
 
-    Only values count for which twice the module's own rounding, float32 against float64, is within the limit.
+    Values count only if twice the module's own rounding (float32 against float64) is within the limit.
     """
     if found.shape != single.shape or single.shape != double.shape:
         return np.inf, f"of the shape {found.shape} where the module's is {single.shape}"
@@ -139,10 +140,10 @@ def _apart(found: Array, single: Array, double: Array, nats: bool) -> tuple[floa
 
 
 def hidden_nan(model: Model, reference: Reference, samples: Samples) -> str:
-    """Return a warning if the bundle hides a NaN input that the module shows, as of a broken sensor; else "".
+    """Return a warning if the bundle hides a NaN in an input (a broken sensor) that the module shows; else "".
 
-    NaN in states is not tried: a mask rightly hides it in rows that nothing has written, which PyTorch's attention does
-    not. Nor are devices, whose kernels promise nothing. Inputs that either side refuses hide nothing.
+    NaN in states is not tried: a mask rightly hides it in rows that were never written, while PyTorch's attention does
+    not. Devices are not tried, because their kernels promise nothing. Inputs that either side refuses hide nothing.
     """
     manifest, lengths = model.manifest, model.segment_lengths
     count = 1 if manifest.can.run_apart else manifest.batch_size

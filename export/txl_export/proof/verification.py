@@ -35,15 +35,15 @@ from txl_export.proof.unusual_inputs import far_gates, hidden_nan
 
 ADVICE = "see the table: the first segment with a large error says whether it is the outputs or the state that differ"
 KINDS = {OUTPUTS: "output", STATES: "state"}
-"""Gates on errors that rounding can cause, with the kind of tensors that they judge."""
+"""Gates on errors that the model's own rounding can cause, with the kind of tensors that they judge."""
 
 
 def openers(
     folder: Path, manifest: Manifest, backend: str = "auto", threads: int | None = None
 ) -> list[Callable[[], Model]]:
-    """Return a loader for each update rule that runs here, one for engines; only the first checks hashes."""
+    """Return a loader for each update rule that runs here (for engines a single one); only the first checks hashes."""
     threads = engine_threads(manifest, threads)
-    if backend in ("rtx", "tensorrt"):
+    if backend in ("rtx", "tensorrt", "native"):
         return [partial(load, folder, backend, threads)]
     return [
         partial(load, folder, backend, threads, verify_files=number == 0, update=rule, lean=number > 0)
@@ -71,27 +71,27 @@ def verify_model(
         reference: the model that the bundle should equal.
         source: the origin of the reference, for the report.
         samples: real inputs by name; without them inputs are random.
-        segments: length of the longest chain; None for enough that every state has long been full.
-        stand_in_for: the precision to judge by, if the loaded model is a float32 copy that rounds to it.
-        others: loaders for further update rules, which only run brief chains. One model is open at a time, because
-            each holds its weights.
+        segments: number of segments of the longest chain; None for enough that every state has long been full.
+        stand_in_for: the precision to judge by if the loaded model is a float32 copy that emulates it.
+        others: loaders for further update rules, which run only brief chains. Models are loaded one after another,
+            because each holds its weights.
         text: ids [T] of real text, whose likelihood is compared.
-        advice: advice for a failed gate if nothing more specific is known.
+        advice: advice for a failed gate without more specific advice.
         odd: whether to try very large values, zeros and NaN, which graphs of this project handle.
     """
-    heard, bits = listener or Silent(), Bits()
+    listener, bits = listener or Silent(), Bits()
     described, extra = f"{source}, {reference.described}", list[Gate]()
     with few_threads(reference.small), tempfile.TemporaryDirectory(prefix="txl-verify-") as place:
-        model = _opened(open_model, heard)
+        model = _opened(open_model, listener)
         manifest, backend, description = model.manifest, model.backend.name, model.backend.description
         held = extent(manifest, samples)[0] if samples else 0
-        precision: str = stand_in_for or manifest.precision
-        trial, chains = Trial(model, reference, samples, bits, Path(place), heard), planned(manifest, segments, held)
+        precision: str = stand_in_for or model.backend.precision or manifest.precision
+        trial, chains = Trial(model, reference, samples, bits, Path(place), listener), planned(manifest, segments, held)
         found = _run(trial, chains)
-        heard.stage("compare bits of sequences and snapshots")
+        listener.stage("compare bits of sequences and snapshots")
         compare_bits(model, samples, bits, trial.folder, reference.together)
         compare_plain = compare_forms(model, samples, bits)
-        compared = None if text is None else compare_text(model, reference, text, heard)
+        compared = None if text is None else compare_text(model, reference, text, listener)
         judged = partial(judge, manifest, precision, backend, bits=bits, real=bool(samples), text=compared)
         if rung(precision, backend).deviation is not None and manifest.reach is None:
             longer = [settled(trial, precision, *pair) for pair in zip(chains, found, strict=True)]
@@ -103,18 +103,18 @@ def verify_model(
             if odd and precision == "fp32" and not failing(judged(found)):
                 extra, advice = _far_gates(trial, advice)
             if odd and (told := hidden_nan(model, reference, samples)):
-                heard.warn(told)
+                listener.warn(told)
         _warn(trial, held, found[0].chain)
         del model, trial
         compare_plain()
         for opener in others:
-            trial = Trial(_opened(opener, heard), reference, samples, bits, Path(place), heard)
+            trial = Trial(_opened(opener, listener), reference, samples, bits, Path(place), listener)
             brief = planned(manifest, segments, held, brief=True)
             found, chains = found + _run(trial, brief), chains + brief
             del trial
         gates = (*judged(found), *extra)
         if not reference.resumes and (missed := [gate for gate in failing(gates) if gate.name in KINDS]):
-            heard.stage("look whether rounding grows in the model itself")
+            listener.stage("look whether rounding grows in the model itself")
             far, _ = own_rounding(manifest, reference, samples, list(zip(chains, found, strict=True)))
             advice = _explained(missed, far) or advice
     rounded = f", in float32 rounded to {stand_in_for} (indicative)" if stand_in_for else ""
@@ -132,34 +132,34 @@ def verify_model(
     )
 
 
-def _opened(open_model: Callable[[], Model], heard: Listener) -> Model:
-    heard.stage("load the bundle")
+def _opened(open_model: Callable[[], Model], listener: Listener) -> Model:
+    listener.stage("load the bundle")
     give_back()
     return open_model()
 
 
 def _run(trial: Trial, chains: Sequence[Planned]) -> list[ChainErrors]:
-    """Run chains; if the bundle has several update rules, their names end in the rule."""
-    model, heard = trial.model, trial.listener
+    """Run chains; if the bundle has several update rules, add the rule to their names."""
+    model, listener = trial.model, trial.listener
     rule = f", {model.update}" if len(model.manifest.updates) > 1 else ""
     said = f", {model.update} memory" if model.manifest.can.count_rows else ""
-    heard.stage(f"verify against PyTorch{said}", sum(chain.segments for chain in chains))
+    listener.stage(f"verify against PyTorch{said}", sum(chain.segments for chain in chains))
     return [run_chain(trial, replace(chain, name=chain.name + rule)) for chain in chains]
 
 
 def _handed_over(trial: Trial, chains: Sequence[Planned], found: list[ChainErrors]) -> tuple[list[ChainErrors], str]:
-    """Return the errors without those of rounding that grows in the module itself, and a clause for the report.
+    """Replace errors that the module's own growing rounding explains; return the errors and a clause for the report.
 
-    Outputs and states in which it grows are compared again segment by segment, each from the module's own state; all
-    others keep their errors along whole chains.
+    Outputs and states in which rounding grows are compared again segment by segment, each from the module's own state.
+    All others keep their errors along whole chains.
     """
-    manifest, heard = trial.model.manifest, trial.listener
-    heard.stage("look whether rounding grows in the module itself")
+    manifest, listener = trial.model.manifest, trial.listener
+    listener.stage("look whether rounding grows in the module itself")
     far, drifting = own_rounding(manifest, trial.reference, trial.samples, list(zip(chains, found, strict=True)))
     if not far:
         return found, ""
     most, names = max(far.values()), ", ".join(far)
-    heard.warn(
+    listener.warn(
         f"the module amplifies rounding: in float32 it is {most:.1e} away from itself in float64 in a chain; segments "
         f"are compared one by one, each from the module's own state, for {names}"
     )
@@ -171,7 +171,7 @@ def _handed_over(trial: Trial, chains: Sequence[Planned], found: list[ChainError
 
 
 def _far_gates(trial: Trial, advice: str) -> tuple[list[Gate], str]:
-    """Return the gates of `unusual_inputs`, and advice for a failed one, else `advice`."""
+    """Return the gates of `unusual_inputs`, and their advice if one failed, else `advice`."""
     trial.listener.stage("try inputs far from the usual ones")
     gates, told = far_gates(trial.model, trial.reference, trial.samples)
     if told and gates[0].passed is None:
@@ -188,26 +188,26 @@ def _explained(missed: Sequence[Gate], far: Mapping[str, float]) -> str:
 
 
 def _warn(trial: Trial, held: int, longest: Chain) -> None:
-    """Warn of samples, ids, integers and full states that the chains did not reach."""
-    heard, segments = trial.listener, longest.segments
+    """Warn about samples, ids, integers and full states that the chains did not reach."""
+    listener, segments = trial.listener, longest.segments
     if len(trial.begun) < held:
-        heard.warn(
+        listener.warn(
             f"{len(trial.begun)} of {held} samples were read, because the longest chain ends after {segments} "
             "segments; verify with more --segments to have them all read"
         )
     for entry in trial.model.manifest.given:
         count = sum(name == entry.name for name, _ in trial.drawn)
         if 0 < count < (entry.vocab or 0):
-            heard.warn(f"{count} of {entry.vocab} ids of {entry.name} were tried, drawn at random")
+            listener.warn(f"{count} of {entry.vocab} ids of {entry.name} were tried, drawn at random")
     for name, most in trial.reference.below.items():
-        heard.warn(f"{name} was only tried from 0 to {most - 1}, as nothing says how large it is; give real inputs")
+        listener.warn(f"{name} was only tried from 0 to {most - 1}, as nothing says how large it is; give real inputs")
     if longest.filling:
-        heard.warn(
+        listener.warn(
             f"state {some(longest.filling)}: still filling late in the chain of {segments} segments; verify again with "
             "more --segments"
         )
     if longest.counting:
-        heard.warn(
+        listener.warn(
             f"state {some(longest.counting)}: still counts after {segments} segments; what happens later was not "
             "tried, verify with more --segments if the module does something else at some number"
         )

@@ -1,1 +1,1 @@
-"""Draw SVG from numbers, without a library. The same numbers give the same bytes."""
+"""Draw SVG from numbers, without a library; the same numbers give the same bytes."""

@@ -10,16 +10,16 @@ from txl_report.charts.figure import Chart, finished, new_figure, percent
 from txl_report.visible import as_one_line
 
 MOST_BARS = 40
-"""Bars that are drawn; a table lists all of them."""
+"""Maximum number of bars that are drawn; the table below the chart lists all of them."""
 LONGEST_NAME = 34
-"""Most characters of a bar's name, which shares its line with the value."""
+"""Maximum number of characters of a bar's name, because the name shares a line with the value."""
 ROW = 40
-"""Pixels of a bar with its name above it."""
+"""Height in pixels of a bar with its name above it."""
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar: its name, its length, and the length in writing."""
+    """A bar: its name, its length, and its length as text."""
 
     name: str
     value: float

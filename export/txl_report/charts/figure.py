@@ -1,8 +1,8 @@
-"""Build a picture for a page: SVG whose data stretch with the page and whose text does not.
+"""Build a picture for a page: SVG whose data stretch with the page's width, while text keeps its size.
 
-The outer element is the area of the data. Its coordinates are percents, so it can have any width; ticks and names stand
-outside of it, where the style sheet leaves a margin. Lines are drawn in an inner element of 1000 × 1000 units that is
-stretched, with strokes that are not. Text goes through ElementTree, which escapes it.
+The outer element is the area of the data. Its coordinates are percentages, so it can have any width; ticks and names
+are outside it, where the style sheet leaves a margin. Lines are drawn in an inner element of 1000 × 1000 units, which
+is stretched without changing the width of strokes. ElementTree writes all text, and escapes it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from txl_report.charts.scales import Scale
 from txl_report.visible import as_one_line
 
 UNITS = 1000
-"""Units of the inner element, along both axes."""
+"""Size of the inner element in its own units, along both axes."""
 STYLES = 6
-"""Most series of a chart: each has a colour, a dash pattern and a marker of its own."""
+"""Maximum number of curves in a chart: each has its own colour, dash pattern and marker."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Chart:
     """A finished picture.
 
     Attributes:
-        drawing: an <svg> element as text; every text of a stranger's is escaped in it.
-        legend: number of the style and name of each series; empty for a single one.
-        across, up: the labels of the axes, which the page writes beside the picture.
+        drawing: an <svg> element as text; text from strangers is escaped.
+        legend: (number of the style, name) of each curve; empty if there is only one curve.
+        across, up: labels of the horizontal and the vertical axis, which the page writes beside the picture.
     """
 
     drawing: str
@@ -37,21 +37,21 @@ class Chart:
 
 
 def percent(part: float) -> str:
-    """Write a coordinate as SVG has it: 0.125 as "12.5%"."""
+    """Write a coordinate in the form that SVG expects: 0.125 as "12.5%"."""
     return f"{part * 100:.2f}".rstrip("0").rstrip(".") + "%"
 
 
 def units(part: float) -> str:
-    """Write a coordinate in the inner element: 0.125 as "125"."""
+    """Write a coordinate in units of the inner element: 0.125 as "125"."""
     return f"{part * UNITS:.1f}".rstrip("0").rstrip(".")
 
 
 def new_figure(name: str, title: str, description: str, kind: str) -> Element:
-    """Create an empty picture with its name and description for readers who do not see it.
+    """Create an empty picture, with a title and a description for readers who cannot see it.
 
     Args:
-        name: for its ids; unique in a page, of letters, digits and hyphens.
-        title, description: its title, and what a reader would see in it.
+        name: prefix of the picture's ids; unique in a page, of letters, digits and hyphens.
+        title, description: the picture's title, and its content in words.
         kind: kind of chart, a class of the style sheet.
     """
     figure = Element("svg", {"class": f"chart {kind}", "role": "img", "aria-labelledby": f"{name}-title {name}-desc"})
@@ -86,16 +86,16 @@ def add_stretched(figure: Element) -> Element:
 
 
 def add_level(figure: Element, scale: Scale, value: float, label: str) -> None:
-    """Draw a horizontal line at a limit, with its name."""
+    """Draw a horizontal line at a limit, with the limit's name."""
     if (part := scale.at(value)) is None:
         return
     place = percent(1 - part)
     SubElement(figure, "line", {"class": "level", "x1": "0", "x2": "100%", "y1": place, "y2": place})
-    # Below the line if there is no room above it.
+    # Put the name below the line if there is no room above it.
     text = {"class": "level", "x": "100%", "y": place, "dy": "1.2em" if part > 0.9 else "-0.4em"}
     SubElement(figure, "text", text).text = as_one_line(label)
 
 
 def finished(figure: Element, legend: Sequence[tuple[int, str]] = (), across: str = "", up: str = "") -> Chart:
-    """Return the picture as text, with its legend and labels."""
+    """Return the picture as a `Chart`, with its legend and axis labels."""
     return Chart(tostring(figure, encoding="unicode"), tuple(legend), across, up)

@@ -1,4 +1,4 @@
-"""Draw curves over a number."""
+"""Draw line charts: one or several curves over a number."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from txl_report.numbers import number, whole
 from txl_report.visible import as_one_line
 
 MARKED = 40
-"""Most points of a curve that each get a marker; a longer curve is a line alone."""
+"""Maximum number of points of a curve that has markers; a longer curve is drawn as a plain line."""
 BARS = 8
-"""Most points of a curve whose ends are bars; those of a longer one are the edges of a band."""
+"""Maximum number of points of a curve whose errors are drawn as bars; a longer curve has a band."""
 MARKED_CURVES = 3
-"""Most curves whose points get markers: those of more would hide each other."""
+"""Maximum number of curves with markers in a chart: more would hide each other."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """A curve: its name, and its points (x, y) from left to right; a y that has no place interrupts it.
+    """A curve: its name, and its points (x, y) from left to right; a y that cannot be drawn, e.g. NaN, interrupts it.
 
-    `places` names each point's x if the number itself does not, e.g. "token 12"; `ends` are the lower and upper end of
-    each point's error bar, and are empty if no error is known.
+    `places` are names for each point's x, e.g. "token 12", or empty if the number says enough. `ends` are the lower and
+    upper end of each point's error bar, or empty if the errors are unknown.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Series:
 
 
 def heights(series: Sequence[Series]) -> list[float]:
-    """List every value that the vertical axis has to reach: those of points and of their ends."""
+    """List all values that the vertical axis has to include: those of the points and of the error bars."""
     return [y for each in series for pair in (*((y,) for _, y in each.points), *each.ends) for y in pair]
 
 
@@ -60,13 +60,14 @@ def line_chart(
     up_label: str,
     level: tuple[float, str] | None = None,
 ) -> Chart:
-    """Draw curves over a number, each with a band or bars between its ends; the label of an axis not from 0 notes it.
+    """Draw curves over a number, each with its errors as bars or a band. If an axis does not begin at 0, its label says
+    so.
 
     Args:
-        name, title, description: as `new_figure`.
+        name, title, description: as in `new_figure`.
         series: the curves, at most `STYLES`.
         across_label, up_label: the labels of the axes.
-        level: a limit, and its name.
+        level: a limit and its name, drawn as a horizontal line; None for no line.
 
     Raises:
         ValueError: there are more curves than styles.
@@ -91,7 +92,8 @@ def _curve(
     figure: Element, stretched: Element, style: int, series: Series, across: Scale, up: Scale, *, marked: bool
 ) -> None:
     pieces: list[list[tuple[float, float]]] = [[]]
-    bands: list[list[tuple[float, float]]] = [[]]  # there along the lower ends and back along the upper ones
+    # outline of each band: along the lower ends, and back along the upper ends
+    bands: list[list[tuple[float, float]]] = [[]]
     for index, (x, y) in enumerate(series.points):
         place = (across.at(x), up.at(y))
         if place[0] is None or place[1] is None:

@@ -1,4 +1,4 @@
-"""Map values to places along an axis, and choose the ticks that it shows."""
+"""Map values to places along an axis, and choose the axis's ticks."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from txl_report.numbers import fixed, power_of_ten
 
 MOST_TICKS = 6
-"""Most ticks of an axis."""
+"""Maximum number of ticks of an axis."""
 _LEAST, _MOST = 1e-250, 1e250
-"""Bounds within which quotients of two numbers are finite; no measurement lies outside."""
+"""Limits of the values that are drawn: within them, quotients of two values are finite. No measurement lies outside."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """An axis: the values that it spans, and its ticks.
+    """An axis: its range of values, and its ticks.
 
     Attributes:
-        low, high: the values at its two ends, `low` < `high`.
+        low, high: the values at the two ends, `low` < `high`.
         ticks: values and their labels, in order.
-        log: True if equal distances are equal factors.
+        log: True for a logarithmic axis.
     """
 
     low: float
@@ -38,7 +38,7 @@ class Scale:
 
 
 def linear_scale(values: Iterable[float], *, zero: bool = False, most: int = MOST_TICKS) -> Scale:
-    """Make an axis whose ticks are round numbers and whose ends are ticks; `zero` puts 0 on it."""
+    """Make an axis whose ticks are round numbers and whose ends are ticks; with `zero`, the axis includes 0."""
     low, high = _ends(value for value in values if math.isfinite(value))
     if zero:
         low, high = min(low, 0.0), max(high, 0.0)
@@ -52,7 +52,7 @@ def linear_scale(values: Iterable[float], *, zero: bool = False, most: int = MOS
 
 
 def exact_scale(low: float, high: float, *, most: int = MOST_TICKS) -> Scale:
-    """Make an axis from `low` to `high` exactly; its ticks are the round numbers within."""
+    """Make an axis from exactly `low` to `high`; its ticks are the round numbers in between."""
     if not high > low:
         high = low + 1
     step = _round_step((high - low) / (most - 1))
@@ -60,7 +60,7 @@ def exact_scale(low: float, high: float, *, most: int = MOST_TICKS) -> Scale:
 
 
 def log_scale(values: Iterable[float], most: int = MOST_TICKS) -> Scale:
-    """Make an axis of whole powers of ten around all values above 0."""
+    """Make a logarithmic axis of whole powers of ten around all values above 0."""
     low, high = _ends(value for value in values if math.isfinite(value) and value > _LEAST)
     first = math.floor(math.log10(low) + 1e-9) if low > 0 else 0
     last = max(math.ceil(math.log10(high) - 1e-9) if high > 0 else 1, first + 1)
@@ -70,20 +70,20 @@ def log_scale(values: Iterable[float], most: int = MOST_TICKS) -> Scale:
 
 
 def _ends(values: Iterable[float]) -> tuple[float, float]:
-    """Return the smallest and largest value of sane size; the same twice if they differ by rounding alone."""
+    """Return the smallest and the largest value within the limits; if they differ only by rounding, one value twice."""
     found = [value if abs(value) > _LEAST else 0.0 for value in values if abs(value) < _MOST]
     low, high = (min(found), max(found)) if found else (0.0, 0.0)
     return low, low if high - low <= 1e-12 * max(abs(low), abs(high)) else high
 
 
 def _round_step(rough: float) -> float:
-    """Return the next larger of 1, 2, 5, 10 times a power of ten, e.g. 5 for 3.2."""
+    """Return the next larger of 1, 2, 5 or 10 times a power of ten: 5 for 3.2."""
     power = 10.0 ** math.floor(math.log10(rough))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
 
 
 def _ticks(step: float, first: int, last: int) -> tuple[tuple[float, str], ...]:
-    """Return multiples of a step, written with the step's number of decimals, e.g. "0.25" for a step of 0.05."""
+    """Return multiples of a step with their labels, e.g. "0.25" for a step of 0.05, with the step's decimals."""
     places = max(0, -math.floor(math.log10(step) + 1e-9))
     multiples = ((index * step) for index in range(first, last + 1))
     return tuple((value, fixed(float(f"{value:.12g}"), places)) for value in multiples)

@@ -1,9 +1,9 @@
-"""Facts about a bundle, as plain values: read and checked here, shown by a page or a terminal.
+"""Facts about a bundle, as plain values: this package reads and checks them, a page or a terminal shows them.
 
-The manifest and the engines' sidecars are among them unchanged: a section reads from them what needs no words.
+The manifest and the engines' sidecars are passed on unchanged: a section reads from them the facts that need no words.
 
-Every text in these values may come from a stranger's file and is as it was written there. The code that shows it cuts
-and escapes it: on the page that is one filter, which every text goes through. Only a text that becomes a command, or
-that a terminal shows too (tables, sources), is cut here. Tables and curves have bounds in any case. A `Missing` stands
-for a fact that does not exist, and says why and how to get it.
+Every text in these values may come from a stranger's file, and is unchanged. The code that shows a text shortens and
+escapes it; on the page one filter does so for every text. Only texts that become a command, or that a terminal also
+shows (tables, sources), are shortened here. Tables and curves are always limited in length. A `Missing` replaces a fact
+that does not exist, and says why it is missing and how to get it.
 """

@@ -1,4 +1,4 @@
-"""Sum the bytes of each part of a model, from the header of the weight file alone."""
+"""Sum the bytes of each part of a model, by reading only the header of the weight file."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from txl_report.facts.plain import Missing
 from txl_report.schema.reading import short
 
 NAMED = 12
-"""Parts of an own module that are shown by name; the smaller ones are summed."""
+"""Number of parts of an own module that are shown by name; the smaller parts are summed."""
 OTHER = "other"
+"""Name of the part for tensors that belong to no known part."""
 TIED = "The softmax shares tables with the embedding; what is shared counts as embedding."
+"""Note for a model whose softmax and embedding share tables."""
 
 
 @dataclass(frozen=True)
 class ByteShare:
-    """A part of the weight file: its name, its number of tensors, and their bytes."""
+    """A part of the weight file: its name, its number of tensors, and their size in bytes."""
 
     name: str
     tensors: int
@@ -30,12 +32,12 @@ class ByteShare:
 
 @dataclass(frozen=True)
 class ByteShares:
-    """The weight file by parts.
+    """The parts of a weight file, with their sizes.
 
     Attributes:
-        parts: in the order in which a model computes; for own modules the largest first.
-        bytes: bytes of all tensors.
-        note: a remark that the numbers need; "" for none.
+        parts: the parts in the order in which a model computes; for own modules the largest first.
+        bytes: size of all tensors in bytes.
+        note: a remark on the numbers; "" if they need none.
     """
 
     parts: tuple[ByteShare, ...]
@@ -44,13 +46,13 @@ class ByteShares:
 
 
 ORDER = ("embedding", "layers", "positions", "softmax", "initial memory", OTHER)
-"""The parts of a Transformer-XL, in the order of the page."""
+"""The parts of a Transformer-XL, in the order in which the page shows them."""
 POSITIONS = (".attention.position.", ".attention.distance.", ".table.")
-"""Marks in the names of tensors that encode a key's position, or were computed from such ones at export."""
+"""Marks in the names of tensors that encode a key's position, or that the export computed from such tensors."""
 
 
 def read_parts(bundle: Bundle) -> ByteShares | Missing:
-    """Read the parts of a bundle's weight file; a `Missing` says why its header cannot be read."""
+    """Read the parts of a bundle's weight file; return a `Missing` with the reason if its header cannot be read."""
     try:
         tensors = read_header(bundle.file(bundle.manifest.weights))
     except BundleError as error:
@@ -59,7 +61,7 @@ def read_parts(bundle: Bundle) -> ByteShares | Missing:
 
 
 def parts_of(tensors: dict[str, StoredTensor], manifest: Manifest) -> ByteShares:
-    """Sum tensors by the part that they belong to."""
+    """Sum the tensors' bytes by the part of the model to which they belong."""
     whole = manifest.family_name == "transformer_xl"
     named = ((_part(name) if whole else _module(name), tensor.length) for name, tensor in tensors.items())
     parts = _sums(named)

@@ -1,32 +1,32 @@
-"""Read the engines of a bundle, and the faults of those that cannot be described."""
+"""Read the engines of a bundle, and the faults of engines that cannot be described."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from txl_runtime.bundle.engines.files import engine_names
+from txl_runtime.bundle.engines.sidecar import ANYWHERE, Sidecar, read_sidecar, sidecar_path
 from txl_runtime.bundle.reading import Bundle
-from txl_runtime.device.engines.files import engine_names
-from txl_runtime.device.engines.sidecar import ANYWHERE, Sidecar, read_sidecar, sidecar_path
 from txl_runtime.errors import BundleError
 
 from txl_report.facts.plain import Missing, some
 from txl_report.numbers import prefixed
 
 Engine = tuple[str, Sidecar]
-"""The name of an engine's file in the bundle, and its facts, which may be of any length."""
+"""(path of the engine's file in the bundle, its sidecar, whose texts may be of any length)."""
 
 
 @dataclass(frozen=True)
 class Engines:
-    """The engines that can be described, and the faults of the others."""
+    """The engines that can be described, and the faults of the rest."""
 
     engines: tuple[Engine, ...]
     problems: tuple[str, ...]
 
 
 def read_engines(bundle: Bundle) -> Engines | Missing:
-    """Read the engines of a bundle, each checked against the manifest."""
+    """Read the engines of a bundle, comparing each with the manifest."""
     found, broken = engines_of(bundle)
     if not found and not broken:
         return Missing(
@@ -37,7 +37,7 @@ def read_engines(bundle: Bundle) -> Engines | Missing:
 
 
 def engines_of(bundle: Bundle) -> tuple[list[Engine], list[str]]:
-    """List the engines that can be described, and the faults of the others."""
+    """Return the engines that can be described, and the faults of the rest."""
     found, broken = [], []
     for name in engine_names(bundle):
         try:
@@ -49,7 +49,9 @@ def engines_of(bundle: Bundle) -> tuple[list[Engine], list[str]]:
 
 
 def weights_held(engines: int, total: int, shared: int) -> str:
-    """Write the bytes of weights that `engines` engines hold on a device; see `held_weights`."""
+    """Write the bytes of weights that `engines` engines hold on a device; `shared` bytes of `total` are held once (see
+    `held_weights`).
+    """
     if not shared:
         return f"weights on the device: {prefixed(total)} in {engines} engines, each of which holds its own"
     own = f"{prefixed(total - shared)} in {engines} engines"
@@ -57,7 +59,7 @@ def weights_held(engines: int, total: int, shared: int) -> str:
 
 
 def built_for(compute_capabilities: Sequence[int], device: str | None, platform: str) -> str:
-    """Name the GPUs that an engine fits, from its identity, e.g. "SM 86, 89"."""
+    """Name the GPUs on which an engine runs, from the engine's identity, e.g. "SM 86, 89"."""
     if compute_capabilities:
         return f"SM {', '.join(map(str, compute_capabilities))}"
     return str(device or ("any GPU" if platform == ANYWHERE else "the library's default GPUs"))

@@ -1,4 +1,4 @@
-"""Gather everything known of a bundle without running it, from its files and from measurements."""
+"""Gather all known facts about a bundle from its files and from measurements, without running it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from txl_runtime.bundle.reading import Bundle
 from txl_report.facts.byte_shares import ByteShares, read_parts
 from txl_report.facts.engines import Engines, read_engines
 from txl_report.facts.model import Context, context_of
-from txl_report.facts.plain import Missing, Said, some
+from txl_report.facts.plain import Fact, Missing, some
 from txl_report.facts.results import measurement_of_file, verification_of_bundle, verification_of_file
 from txl_report.facts.source import Source, command_of, source_of, versions_of
 from txl_report.facts.tables import Tables, tables_of
@@ -20,7 +20,9 @@ from txl_report.schema.measurement import Measurement
 from txl_report.schema.verification import Verification
 
 NOT_REPEATED = Missing("No later verification was given.", "txl-deploy verify BUNDLE --json > verify.json")
+"""In place of a later verification, if no file of one is given."""
 NOT_MEASURED = Missing("No measurement of speed was given.", "txl-deploy bench BUNDLE --json > bench.json")
+"""In place of a measurement of speed, if no file of one is given."""
 
 
 @dataclass(frozen=True)
@@ -29,24 +31,24 @@ class Facts:
 
     Attributes:
         name: name of the bundle's folder.
-        manifest: the manifest; texts in it are a stranger's, and of any length.
+        manifest: the manifest; its texts may be a stranger's, and of any length.
         described: the exporter's facts about the architecture.
-        context: the theoretical context, or why it is not known.
-        tables: what a step reads, returns and carries.
-        parts: bytes by part of the weight file.
+        context: the theoretical context, or the reason why it is unknown.
+        tables: the tensors that a step reads, returns and carries.
+        parts: number of bytes of each part of the weight file.
         exported: the verification that the export made.
         repeated: a later verification, read from a file.
         engines: the engines for GPUs.
         speed: a measurement, read from a file.
-        source: the file or module that it was made from.
-        versions: the versions that made it.
-        command: the command that exported it, as a shell takes it; "" if the bundle does not name one.
+        source: the file or module from which the bundle was made.
+        versions: versions of the packages that made the bundle.
+        command: the shell command that exported the bundle; "" if the bundle does not state it.
         verify_file, bench_file: the names of the files that `repeated` and `speed` were read from.
     """
 
     name: str
     manifest: Manifest
-    described: tuple[Said, ...]
+    described: tuple[Fact, ...]
     context: Context | Missing
     tables: Tables
     parts: ByteShares | Missing
@@ -55,7 +57,7 @@ class Facts:
     engines: Engines | Missing
     speed: Measurement | Missing
     source: Source | Missing
-    versions: tuple[Said, ...]
+    versions: tuple[Fact, ...]
     command: str
     verify_file: str = ""
     bench_file: str = ""
@@ -69,17 +71,17 @@ def gather(
     verify: Path | None = None,
     bench: Path | None = None,
 ) -> Facts:
-    """Gather everything known of a bundle without running it.
+    """Gather all known facts about a bundle without running it.
 
     Args:
-        described: the exporting family's facts about its architecture (`facts_of_bundle` of the exporter); this
-            package imports no exporter.
-        name: the bundle's name; None for that of its folder.
+        described: the exporting family's facts about its architecture (`facts_of_bundle` of the exporter); this package
+            imports no exporter.
+        name: the bundle's name; None for its folder's name.
         verify: a file that `txl-deploy verify --json` wrote.
         bench: a file that `txl-deploy bench --json` wrote.
 
     Raises:
-        UsageError: a file is not of this form, or is of a different model.
+        UsageError: a file is not such a document, or belongs to a different model.
     """
     manifest = bundle.manifest
     return Facts(

@@ -1,4 +1,4 @@
-"""Put a manifest's facts about its model into words: its kind, and how many tokens can influence a prediction."""
+"""Describe a manifest's model in words: its kind, and the number of tokens that can influence a prediction."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ from txl_runtime.errors import BundleError
 
 from txl_report.facts.plain import Missing
 
+PAGE = "report.html"
+"""Name of the page that export writes into a bundle."""
 STREAMS = {
     "independent": "independent: each can be idle, reset and moved alone",
     "lockstep": "in lockstep: all of them run, or none",
 }
+"""Words for the values of `Manifest.streams`."""
 LENGTHS = {
     "valid": "any number of positions of a segment may count",
     "exact": "exact: a segment is one of the lengths above",
 }
+"""Words for the values of `Manifest.lengths`."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,7 @@ class Context:
 
     Attributes:
         tokens: number of tokens that can influence a prediction.
-        formula: how that number comes about, in words.
+        formula: the formula by which that number is computed.
     """
 
     tokens: int
@@ -46,6 +50,7 @@ def describe_bundle(manifest: Manifest) -> dict[str, Any]:
         "memory_length": memory_rows(manifest),
         "bytes_per_stream": manifest.state_bytes,
         "effective_context": manifest.reach,
+        "stepwise": manifest.stepwise,
         "boundary_token": manifest.boundary_token,
         "streams": manifest.streams,
         "lengths": manifest.lengths,
@@ -57,20 +62,31 @@ def describe_bundle(manifest: Manifest) -> dict[str, Any]:
 
 
 def family_of(manifest: Manifest) -> str:
-    """Return the code base of a model; if none is named, the kind of model."""
+    """Return the code base of a model; if the manifest names none, the model's family."""
     dialect = manifest.family.get("dialect")
     named = dialect.get("family") if isinstance(dialect, dict) else None
     return str(named or manifest.family_name)
 
 
 def memory_rows(manifest: Manifest) -> int | None:
-    """Return M, the memory rows per layer; None for a model whose rows are not counted."""
+    """Return the number of memory rows per layer; None for a model that counts no rows."""
     return manifest.memory_length if manifest.counters else None
 
 
+def steps_of(manifest: Manifest) -> str:
+    """Describe up to which length a segment gives the same results as single steps."""
+    if manifest.stepwise is None:
+        return "not known whether a segment gives what single steps give"
+    if manifest.stepwise == 1:
+        return "of two positions and more differ from single steps"
+    return f"of up to {manifest.stepwise} positions give what single steps give"
+
+
 def size_of_files(manifest: Manifest) -> int:
-    """Sum the bytes of all files of a bundle but the manifest."""
-    return sum(record.size for record in manifest.files.values())
+    """Return the size of a bundle, in bytes: of all its files except the manifest, and the page, which cannot count
+    itself.
+    """
+    return sum(record.size for name, record in manifest.files.items() if name != PAGE)
 
 
 def context_of(manifest: Manifest) -> Context | Missing:
@@ -86,12 +102,14 @@ def context_of(manifest: Manifest) -> Context | Missing:
     except BundleError:
         return Context(manifest.reach, "as the exporter says")
     layers, rows, longest = model.config.n_layer, manifest.memory_length, manifest.segment_lengths[0]
-    window = model.dialect.window
-    if window is not None:  # `reach` counts a whole segment, as a text that is cut into segments needs it
+    window = model.widest(rows, longest)
+    # `reach` adds a whole segment, which texts that are cut into segments need; here it is one token
+    if window is not None:
         behind = min(rows, window - 1)
         return Context(layers * behind + 1, f"layers × tokens behind in the window + 1: {layers} × {behind} + 1")
     shown = f"{layers} × {rows} + {longest}"
-    if layers * rows + longest != manifest.reach:  # every layer but the first reaches back to the segment's beginning
+    # every layer except the first reaches back to its segment's beginning
+    if layers * rows + longest != manifest.reach:
         formula += ", each layer back to the beginning of a whole segment"
         shown = f"more than {shown}"
     return Context(manifest.reach, f"{formula}: {shown}")

@@ -1,4 +1,4 @@
-"""Values that pages show: texts, numbers, and the reason for a missing one; and their bounds."""
+"""Values that pages show: texts, numbers, and the reason for a missing value; and the limit on a table's rows."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from itertools import islice
 from typing import TypeVar
 
 MOST_ROWS = 400
-"""Most rows of a table: a stranger's tables may have any number of them."""
+"""Maximum number of rows of a table: a stranger's tables may have any number of them."""
 
-Said = tuple[str, str]
+Fact = tuple[str, str]
 """A label and its text."""
 
 T = TypeVar("T")
@@ -22,8 +22,8 @@ class Missing:
     """The reason why a fact does not exist.
 
     Attributes:
-        reason: why there is nothing, as a whole sentence.
-        command: the shell command that would provide it; "" if none does.
+        reason: the reason why the fact is missing, as a whole sentence.
+        command: the shell command that would provide it; "" if there is no such command.
     """
 
     reason: str
@@ -31,8 +31,9 @@ class Missing:
 
 
 def quoted(name: str) -> str:
-    """Quote a file's name as one word of a shell command, e.g. -x as "./-x"."""
-    return shlex.quote(f"./{name}" if name.startswith("-") else name)  # so that it is no option
+    """Quote a file name as one word of a shell command: -x becomes "./-x"."""
+    # so that a program does not take the name for an option
+    return shlex.quote(f"./{name}" if name.startswith("-") else name)
 
 
 def some(rows: Iterable[T], most: int = MOST_ROWS) -> tuple[T, ...]:

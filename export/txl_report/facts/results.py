@@ -1,4 +1,4 @@
-"""Read the verifications and the measurement that a page shows, from the bundle or from files made of it."""
+"""Read the verifications and the measurement that a page shows, from the bundle or from files that commands wrote."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def verification_of_file(path: Path, bundle: Bundle) -> Verification:
     """Read a verification of this bundle that `verify --json` wrote.
 
     Raises:
-        UsageError: the file is no such document, contradicts itself, or is of a different model or precision.
+        UsageError: the file is not a verification, contradicts itself, or is of a different model or precision.
     """
     return _of_file(path, bundle, "verify", "verification", decode_verification, check_verification)
 
@@ -48,7 +48,7 @@ def measurement_of_file(path: Path, bundle: Bundle) -> Measurement:
     """Read a measurement of this bundle that `bench --json` wrote.
 
     Raises:
-        UsageError: the file is no such document, contradicts itself, or is of a different model or precision.
+        UsageError: the file is not a measurement, contradicts itself, or is of a different model or precision.
     """
     return _of_file(path, bundle, "bench", "measurement", decode_measurement, check_measurement)
 
@@ -61,7 +61,7 @@ def _of_file(
     decode: Callable[[bytes], T],
     check: Callable[[T], None],
 ) -> T:
-    """Read a document that a command wrote of this bundle; `noun` names it in messages."""
+    """Read a document about this bundle that a command wrote; `noun` is the document's name in messages."""
     expected = (
         f"expected what `txl-deploy {command} --json` writes; "
         f"write one with: txl-deploy {command} BUNDLE --json > {command}.json"
@@ -81,7 +81,7 @@ def _of_file(
 
 
 def _other(found: Verification | Measurement, manifest: Manifest) -> str:
-    """Describe how a document's model or precision differs from the bundle's; "" if not. Old ones name no model."""
+    """Return how a document's model or precision differs from the bundle's, or "". Old documents name no model."""
     if found.model_id and found.model_id != manifest.model_id:
         return f"is of model {found.model_id[:12]}, the bundle is of {manifest.model_id[:12]}"
     if found.precision != manifest.precision:

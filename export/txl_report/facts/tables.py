@@ -1,4 +1,4 @@
-"""Turn a manifest into tables of inputs, outputs, states and programs; states of one form share a row."""
+"""Turn a manifest into tables of inputs, outputs, states and programs; states that differ only in name share a row."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from txl_report.schema.reading import short
 
 
 class TensorRow(NamedTuple):
-    """A tensor that a step reads or returns; `lookahead` is that of `txl_runtime.bundle.tables.Input`."""
+    """A tensor that a step reads or returns; for `lookahead` see `txl_runtime.bundle.tables.Input`."""
 
     name: str
     dtype: str
@@ -22,12 +22,12 @@ class TensorRow(NamedTuple):
 
 
 class StateRow(NamedTuple):
-    """States of one form, such as those of all layers.
+    """States that differ only in name, such as one state of each layer.
 
     Attributes:
-        name: the state's name, or the first and the last name and the number of states.
-        dtype, shape, update: the form of each state.
-        starts: the value that a sequence begins with.
+        name: the state's name; for several states, the first and the last name and their number.
+        dtype, shape, update: type, shape and update rule of each state.
+        starts: the value with which a sequence begins.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Average losses, and estimate the error of the mean from blocks of neighbouring tokens."""
+"""Average losses, and estimate the error of a mean from blocks of neighbouring tokens."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from numpy.typing import NDArray
 from txl_report.measuring.results import Loss
 
 BLOCK = 64
-"""Tokens of a block: neighbouring tokens are correlated, blocks hardly are."""
+"""Number of tokens in a block: neighbouring tokens are correlated, but blocks hardly are."""
 FEWEST_BLOCKS = 8
-"""Fewest block means from which an error is computed."""
+"""Minimum number of block means from which an error is computed."""
 
 Values: TypeAlias = NDArray[np.float64]
 """Values of tokens, e.g. their losses in nats."""
 
 
 def loss_of(values: Values, length: int | None = None) -> Loss:
-    """Return the loss over all values [sequences, segments, positions]; `length` as in `error_of`."""
+    """Return the loss over all values [sequences, segments, positions]; for `length` see `error_of`."""
     nll = float(values.mean())
     with np.errstate(over="ignore"):
         return Loss(values.size, nll, error_of(values, length), float(np.exp(nll)))
@@ -28,8 +28,8 @@ def loss_of(values: Values, length: int | None = None) -> Loss:
 def error_of(values: Values, length: int | None = None) -> float | None:
     """Return the standard error of the mean of values [sequences, segments, positions]; None if there are too few.
 
-    It is computed from means of blocks of neighbouring segments, without the segments at the end of a sequence that
-    fill no block. `length` is a whole segment's, if the values are those of some of its positions.
+    The error is computed from means of blocks of neighbouring segments; segments at the end of a sequence that fill no
+    block are left out. `length` is the length of a whole segment, if the values cover only some of its positions.
     """
     sequences, segments, positions = values.shape
     together = min(-(-BLOCK // (length or positions)), segments)

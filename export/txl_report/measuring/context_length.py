@@ -1,13 +1,13 @@
-"""Measure how far back a model uses its context, on a text and by the rule of Dai et al. 2019 (appendix C).
+"""Measure the length of context that a model uses, on a text, by the rule of Dai et al. 2019 (appendix C).
 
 For a group of models, here of one, b(c, t) is the smallest loss of token t with a context of c tokens. For two lengths
 c < c', a model's relative loss f(c, c') is the mean of min(b(c, t), l(c', t)) over the tenth of the tokens with the
 largest b(c, t), and its gain is (exp f(c, c) - exp f(c, c')) / exp f(c, c). The effective context is the first c, in
 steps of Δ, whose gain to c + Δ is below 1 %.
 
-A run starts at a multiple of Δ with an empty memory: a token o positions behind a multiple (1 ≤ o ≤ Δ) has losses with
-o, Δ + o, 2Δ + o … tokens of context from the runs that start there, Δ earlier, 2Δ earlier …. Segments end at multiples
-of L of the text in every run, so a token's losses differ by the context alone.
+Each run starts at a multiple of Δ with an empty memory. So a token that stands o positions after a multiple (1 ≤ o ≤ Δ)
+has losses with o, Δ + o, 2Δ + o … tokens of context, from the runs that start there, Δ earlier, 2Δ earlier …. In every
+run, segments end at the same places of the text (multiples of L), so a token's losses differ only by the context.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from txl_runtime.streaming.stream import Stream
 
 MOST_COMPARED = 8_192
-"""Tokens compared; for a large model see `fewer`."""
+"""Maximum number of tokens that are compared; a quarter for a large model (`fewer`)."""
 FEWEST_COMPARED, FEWEST_BLOCKS = 1_000, 16
-"""Fewest tokens, and fewest blocks of Δ tokens, that give a length. A tenth of the tokens is then still a hundred."""
+"""Minimum number of tokens, and of blocks of Δ tokens, for a result. A tenth of the tokens is then still a hundred."""
 LENGTHS = 24
-"""Lengths of context that are compared, about."""
+"""Approximate number of context lengths that are compared."""
 SHARE, LEAST_GAIN = 0.1, 0.01
-"""The paper's share of hardest tokens, and the gain below which more context no longer helps."""
+"""The paper's share of hardest tokens, and the relative gain below which more context counts as useless."""
 
 
 def measure_context(model: Model, ids: ArrayLike, listener: Listener | None = None) -> ContextMeasure | Missing:
@@ -45,11 +45,11 @@ def measure_context(model: Model, ids: ArrayLike, listener: Listener | None = No
 
     Args:
         model: a model of any bundle.
-        ids: int [T], the text as token ids; its start is used.
-        listener: receives the number of runs done.
+        ids: int [T], the text as token ids; only its beginning is used.
+        listener: is told the number of runs that are done.
 
     Returns:
-        The measurement, or the reason why there is none.
+        The measurement, or the reason why none is possible.
 
     Raises:
         UsageError: the ids do not fit this model.
@@ -81,7 +81,7 @@ def measure_context(model: Model, ids: ArrayLike, listener: Listener | None = No
 
 
 def lengths_of(model: Model) -> tuple[int, int]:
-    """Return Δ, which is a part or a multiple of the longest segment, and the number of lengths to compare."""
+    """Return (Δ, number of lengths to compare); Δ is a fraction or a multiple of the longest segment."""
     length, rows, manifest = model.segment_lengths[0], model.memory_length, model.manifest
     longest = 3 * (rows + length) if rows else max(256, 4 * length)
     longest = min(longest, manifest.reach or longest)
@@ -93,12 +93,13 @@ def lengths_of(model: Model) -> tuple[int, int]:
 
 
 def losses_by_context(model: Model, ids: Ids, step: int, lengths: int, listener: Listener) -> Values:
-    """Measure losses float64 [lengths, compared tokens], shortest length first."""
+    """Measure losses, float64 [lengths, compared tokens]; the shortest context comes first."""
     targets, length = len(ids) - 1, model.segment_lengths[0]
     losses, starts = np.zeros((lengths, targets)), range(0, targets, step)
     stream = model.stream(min(model.batch_size, len(starts)))
     listener.stage("measuring the context", len(starts))
-    stride = max(1, length // step)  # starts per segment; those at the same offset in their segments run side by side
+    # number of starts per segment; starts at the same offset in their segments run side by side
+    stride = max(1, length // step)
     for alike in (starts[place::stride] for place in range(stride)):
         for index in range(0, len(alike), stream.batch_size):
             group = alike[index : index + stream.batch_size]
@@ -110,11 +111,11 @@ def losses_by_context(model: Model, ids: Ids, step: int, lengths: int, listener:
 
 
 def _run(stream: Stream, ids: Ids, starts: Sequence[int], most: int, length: int) -> Values:
-    """Measure losses [starts, positions] of runs side by side, zeros behind the text's end."""
+    """Measure losses [starts, positions] of runs side by side; zeros after the text's end."""
     positions = min(most, len(ids) - 1 - starts[0])
     tokens = np.zeros((stream.batch_size, positions + 1), np.int32)
     for row in range(stream.batch_size):
-        start = starts[row] if row < len(starts) else starts[0]  # spare rows of the batch repeat the first run
+        start = starts[row] if row < len(starts) else starts[0]  # unused rows of the batch repeat the first run
         found = ids[start : start + positions + 1]
         tokens[row, : len(found)] = found
     stream.reset()
@@ -127,7 +128,7 @@ def _run(stream: Stream, ids: Ids, starts: Sequence[int], most: int, length: int
 
 
 def gains_of(losses: Values) -> Values:
-    """Compute the gain of each length but the longest from Δ more tokens: [lengths, tokens] → [lengths - 1]."""
+    """Compute the gain from Δ more tokens for each length except the longest: [lengths, tokens] → [lengths - 1]."""
     count = max(1, round(SHARE * losses.shape[1]))
     hardest = np.argsort(-losses[:-1], axis=1, kind="stable")[:, :count]
     before, after = (np.take_along_axis(part, hardest, axis=1) for part in (losses[:-1], losses[1:]))
@@ -136,6 +137,6 @@ def gains_of(losses: Values) -> Values:
 
 
 def first_small(gains: Values) -> int:
-    """Return the index of the first gain below `LEAST_GAIN`, e.g. 1 for [0.2, 0.005, 0]; of the longest if none is."""
+    """Return the index of the first gain below `LEAST_GAIN`: 1 for [0.2, 0.005, 0]; if there is none, len(gains)."""
     small = np.flatnonzero(gains < LEAST_GAIN)
     return int(small[0]) if len(small) else len(gains)

@@ -1,4 +1,4 @@
-"""Compute the gain from memory for each token: its loss without memory minus its loss with it."""
+"""Compute each token's gain from memory: its loss without memory minus its loss with memory."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ if TYPE_CHECKING:
     from txl_runtime.bundle.vocabulary import Vocabulary
 
 PASSAGE = 256
-"""Adjacent tokens whose own gains are listed."""
+"""Number of adjacent tokens whose gains are listed one by one."""
 
 
 def passage_of(
     pieces: TextPieces, ids: Ids, with_memory: Values, without: Values, vocabulary: Vocabulary | None
 ) -> tuple[TokenGain, ...]:
-    """Find the run of tokens in one piece with the largest total gain, each with its losses.
+    """Find the adjacent tokens within one piece of the text that have the largest total gain, each with its losses.
 
     Args:
-        pieces: the pieces that were read.
+        pieces: the pieces of the text that were read.
         ids: int32 [T], the text.
         with_memory, without: losses [sequences, segments, positions] of the same tokens, after the warm-up.
     """
     found = np.nan_to_num(without - with_memory, nan=0.0).reshape(len(without), -1)
-    gains = found.clip(-20, 20)  # else a token that is impossible on one side alone would decide where the run is
+    gains = found.clip(-20, 20)  # otherwise a token that is impossible on only one side would decide the result
     size = min(PASSAGE, gains.shape[1])
     sums = np.cumsum(np.pad(gains, ((0, 0), (1, 0))), axis=1)
     sequence, first = divmod(int(np.argmax(sums[:, size:] - sums[:, :-size])), gains.shape[1] - size + 1)
     place = pieces.place(sequence, pieces.warm_up * pieces.length + first)
     losses = (each[sequence].ravel()[first : first + size].tolist() for each in (with_memory, without))
-    # Bytes that are no UTF-8 stay as Python holds them, U+DC80 …, so that neighbours can be joined.
+    # Bytes that are not UTF-8 stay as Python's surrogates, U+DC80 …, so that neighbouring tokens can be joined.
     return tuple(
         TokenGain(
             place + at,

@@ -1,8 +1,8 @@
 """Measurements on a text, as plain values for the page.
 
-Losses are negative log-likelihoods in nats per token. A standard error is that of the mean. Neighbouring tokens are not
-independent, so errors are computed from means of blocks of them. A `Missing` replaces these values if there is no
-measurement: it says why, and what would make one possible.
+Losses are negative log-likelihoods in nats per token. Standard errors are errors of a mean; they are computed from
+means of blocks of tokens, because neighbouring tokens are not independent. If a measurement is impossible, a `Missing`
+replaces it, with the reason and a command that would help.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ class Loss:
 
 @dataclass(frozen=True)
 class PositionLoss:
-    """The loss of tokens at the same positions `first` … `last`, inclusive, of their segments. Position 0 is predicted
-    from a segment's first token as the newest one. `without` is the loss of the same tokens with no memory row, None if
-    memory cannot be left out.
+    """The loss of tokens at the same positions, `first` … `last` inclusive, of their segments.
+
+    At position 0 the newest token that the model sees is the segment's first. `without` is the loss of the same tokens
+    without any memory row; None if the model cannot run without memory.
     """
 
     first: int
@@ -42,13 +43,13 @@ class PositionLoss:
 
 @dataclass(frozen=True)
 class MemoryLoss:
-    """The loss with a memory capped at a number of rows, over the same tokens as with every other cap.
+    """The loss with memory limited to a number of rows; the tokens are the same for every limit.
 
     Attributes:
-        rows: the cap, in memory rows.
+        rows: the limit, in memory rows.
         loss: the loss over the tokens.
-        more: mean over tokens of the loss minus that with all M rows.
-        more_error: standard error of `more`, from the differences.
+        more: mean over the tokens of (loss with this limit - loss with all M rows).
+        more_error: standard error of `more`, computed from the differences.
     """
 
     rows: int
@@ -63,9 +64,9 @@ class TokenGain:
 
     Attributes:
         place: index of the token in the text, from 0.
-        token: its id.
-        text: its piece of the vocabulary; None if there is no vocabulary. It may hold any character.
-        with_memory, without_memory: the loss with M rows and with none.
+        token: the token's id.
+        text: the token's text, which may hold any character; None if there is no vocabulary.
+        with_memory, without_memory: the loss with all memory rows, and without any.
     """
 
     place: int
@@ -76,19 +77,19 @@ class TokenGain:
 
     @property
     def gain(self) -> float:
-        """Return the nats by which the memory lowered the loss; negative if it raised it."""
+        """Return the number of nats by which memory lowered the loss; negative if it raised the loss."""
         return self.without_memory - self.with_memory
 
 
 @dataclass(frozen=True)
 class MemoryGain:
-    """The gain from memory over the text as a whole.
+    """The gain from memory over all measured tokens of a text.
 
     Attributes:
         count: number of tokens compared.
         mean, error: mean gain per token and its standard error.
-        share_gained: share of tokens whose loss the memory lowered, 0 … 1.
-        doubled: share of tokens whose probability the memory at least doubled.
+        share_gained: share of tokens, 0 … 1, whose loss memory lowered.
+        doubled: share of tokens, 0 … 1, whose probability memory at least doubled.
     """
 
     count: int
@@ -103,19 +104,20 @@ class TextMeasures:
     """Losses on a text. See `measure_text`.
 
     Attributes:
-        given: tokens in the text.
-        used: tokens that the model read or predicted; the rest was cut off to bound the work.
-        warm_up: tokens at the start of each of `sequences` pieces that only filled the memory and are not counted.
-        sequences: pieces of the text that ran side by side.
-        segment_length: L, the length of the segments that the text was cut into.
-        memory_length: M; None for a model that counts no memory rows.
+        given: number of tokens in the text.
+        used: number of tokens that the model read or predicted; the rest was cut off to limit the work.
+        warm_up: number of tokens at the start of each piece that only filled the memory; their losses do not count.
+        sequences: number of pieces of the text that ran side by side.
+        segment_length: length of the segments into which the text was cut.
+        memory_length: number of memory rows; None for a model that counts none.
         loss: the loss over all counted tokens, with the whole memory.
         by_position: losses within the segment, in order; single positions, or bins of them if L is large.
-        by_memory: losses by rows of memory, fewest first; None if the model counts none, or the text is too short.
-        passage: the run of tokens with the largest total gain, each with its gain; None likewise.
-        gain: the same over the whole text; None likewise.
-        reason: why those are None, as a sentence.
-        notes: sentences that belong beside the numbers.
+        by_memory: losses by number of memory rows, fewest first; None if the model counts no rows, or the text is
+            short.
+        passage: the adjacent tokens with the largest total gain; None in the same cases as `by_memory`.
+        gain: the gain over all counted tokens; None in the same cases.
+        reason: the reason why these three are None, as a sentence.
+        notes: sentences to show beside the numbers.
         of_bytes: True if every token is a byte, so that bits per token are bits per byte.
     """
 
@@ -137,15 +139,17 @@ class TextMeasures:
 
 @dataclass(frozen=True)
 class ContextMeasure:
-    """The length of context that the model uses, by its hardest tenth of tokens. See `measure_context`.
+    """The length of context that the model uses, judged by the tenth of the tokens with the largest loss.
+
+    See `measure_context`.
 
     Attributes:
-        given, used: tokens in the text, and those from its start that were used.
-        compared: tokens whose loss was measured at every length.
-        step: Δ, the step between contexts, in tokens: c means c + 1 … c + Δ tokens, each equally often.
+        given, used: number of tokens in the text, and number of tokens from its beginning that were used.
+        compared: number of tokens whose loss was measured at every length.
+        step: Δ, the step between context lengths, in tokens: c stands for c + 1 … c + Δ tokens, each equally often.
         length: the effective context, a multiple of Δ: the first c whose gain to c + Δ is below 1 %.
-        gains: the paper's relative gain of c + Δ over c, for c = 0, Δ …: the share by which perplexity falls. A token
-            counts with the smaller of its two losses, so this is never below zero.
+        gains: the paper's relative gain of c + Δ over c, for c = 0, Δ …: the share by which perplexity falls. The
+            smaller of a token's two losses counts, so a gain is never below zero.
     """
 
     given: int
@@ -157,5 +161,43 @@ class ContextMeasure:
 
     @property
     def longest(self) -> int:
-        """Return the longest context compared; an effective one of this length is a lower bound."""
+        """Return the longest context that was compared; an effective context of this length is a lower bound."""
         return len(self.gains) * self.step
+
+
+@dataclass(frozen=True)
+class FrequencyLoss:
+    """The losses of tokens that a datastore has read `first` … `last` times; `last` is None for no limit.
+
+    Attributes:
+        without, mixed: the losses of the same tokens, of the model alone and with the neighbours.
+    """
+
+    first: int
+    last: int | None
+    without: Loss
+    mixed: Loss
+
+
+@dataclass(frozen=True)
+class DatastoreMeasures:
+    """Losses on a text with and without a datastore. See `measure_datastore`.
+
+    Attributes:
+        name: the store's name.
+        rows: number of positions that it has read.
+        given: number of tokens in the text; `without.count` of them were predicted.
+        without, mixed: the losses of the model alone, and with the neighbours.
+        gain_error: standard error of the mean difference of both; None if the tokens are too few.
+        by_frequency: losses by how often the store has read the token, the rarest first.
+        of_bytes: True if every token is a byte, so that bits per token are bits per byte.
+    """
+
+    name: str
+    rows: int
+    given: int
+    without: Loss
+    mixed: Loss
+    gain_error: float | None
+    by_frequency: tuple[FrequencyLoss, ...]
+    of_bytes: bool = False

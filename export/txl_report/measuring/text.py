@@ -1,4 +1,4 @@
-"""Measure losses on a text: by the position in the segment, and by the length of memory."""
+"""Measure losses on a text, by the position in the segment and by the length of memory."""
 
 from __future__ import annotations
 
@@ -23,20 +23,23 @@ if TYPE_CHECKING:
     from txl_runtime.model import Model
 
 MOST_TOKENS = 16_384
-"""Tokens that are predicted at most; for a large model see `fewer`."""
+"""Maximum number of tokens that are predicted; a quarter for a large model (`fewer`)."""
 LEAST_SEGMENTS = 8
-"""Segments that are read after those that fill the memory, even of a long memory."""
+"""Number of segments that are read after the memory is full, even if filling a long memory takes most of the work."""
 MOST_BINS = 64
-"""Bins of positions within a segment."""
+"""Maximum number of bins into which the positions of a segment are grouped."""
 CAPPED = (
     "The weights were trained with one memory length. Here the same weights run with fewer memory rows, which is not "
     "the same as a model that was trained with so few."
 )
+"""Note beside losses with fewer memory rows."""
 FRAGMENTS = (
     "Without memory the model sees the tokens of its own segment alone, so the first tokens of a segment have hardly "
     "any context; the gain says what carrying the memory over is worth, this among it."
 )
+"""Note beside losses without memory."""
 JOINT = "This model's sequences influence one another; pieces of the text were read side by side, so they did here."
+"""Note for a model whose sequences influence one another."""
 
 
 def measure_text(
@@ -48,18 +51,18 @@ def measure_text(
 ) -> TextMeasures | Missing:
     """Measure a model's losses on a text.
 
-    The text is cut into whole segments of the largest length. With every memory length the same segments are read in
-    the same order, one stream for each length, so that losses differ by the memory alone. Segments that only fill the
-    memory, M tokens at the start, are not counted.
+    The text is cut into whole segments of the largest length. For every memory length, a stream of its own reads the
+    same segments in the same order, so that losses differ only by the memory. Segments at the start that only fill the
+    memory are not counted.
 
     Args:
         model: a model of any bundle.
         ids: int [T], the text as token ids.
-        listener: receives the number of segments read.
-        most: tokens of the text that are used at most; None for `most_tokens`.
+        listener: is told the number of segments that are read.
+        most: maximum number of tokens of the text that are used; None for `most_tokens`.
 
     Returns:
-        The losses, or the reason why there are none.
+        The losses, or the reason why none can be measured.
 
     Raises:
         UsageError: the ids do not fit this model.
@@ -106,7 +109,7 @@ def measure_text(
 
 
 def most_tokens(model: Model) -> int:
-    """Return the number of tokens of a text that are used at most; it depends on the model's sizes alone."""
+    """Return the maximum number of tokens of a text that are used; it depends only on the model's sizes."""
     length = model.segment_lengths[0]
     segments = -(-(model.memory_length or 0) // length) + LEAST_SEGMENTS
     least = segments * length * _together(model)
@@ -114,12 +117,12 @@ def most_tokens(model: Model) -> int:
 
 
 def _together(model: Model) -> int:
-    """Return the number of sequences that have to be read at once."""
+    """Return the number of sequences that must be read at the same time."""
     return 1 if model.manifest.can.run_fewer else model.batch_size
 
 
 def _too_short(model: Model, given: int) -> str:
-    """Explain why a text is too short to be read."""
+    """Return the message for a text that is too short to be read."""
     if model.manifest.can.run_ragged and model.manifest.can.run_fewer:
         return f"A loss needs a text of at least 2 tokens, this one has {given:,}."
     needed = model.segment_lengths[0] * _together(model) + 1
@@ -127,7 +130,7 @@ def _too_short(model: Model, given: int) -> str:
 
 
 def _unknown(vocabulary: Vocabulary | None, counting: Ids) -> list[str]:
-    """Return a note if some of the counted tokens are the id of all unknown words."""
+    """Return a note if some of the counted tokens are the vocabulary's id for unknown words, else []."""
     word = vocabulary.unknown if isinstance(vocabulary, Words) else None
     found = 0 if word is None else int((counting == word).sum())
     if not found:
@@ -139,7 +142,7 @@ def _unknown(vocabulary: Vocabulary | None, counting: Ids) -> list[str]:
 
 
 def _memory_lengths(model: Model, pieces: TextPieces) -> tuple[list[int], str]:
-    """List memory lengths to compare, fewest rows first; or the whole memory alone, and why there is no comparison."""
+    """Return (memory lengths to compare, fewest rows first; the reason why there is only one, or "")."""
     rows = model.memory_length
     if rows is None:
         names = ", ".join(dict.fromkeys(state.name for state in model.manifest.states))
@@ -157,7 +160,7 @@ def _memory_lengths(model: Model, pieces: TextPieces) -> tuple[list[int], str]:
 
 
 def _read(model: Model, pieces: TextPieces, lengths: list[int], listener: Listener) -> list[Values]:
-    """Measure losses [sequences, segments after warm-up, positions] for each memory length; the last is the whole."""
+    """Measure losses [sequences, segments after warm-up, positions] for each memory length, the whole memory last."""
     sequences, size = len(pieces.tokens), pieces.length
     streams = [model.stream(sequences, memory_length=rows) for rows in lengths[:-1]] + [model.stream(sequences)]
     listener.stage("measuring losses", pieces.segments)

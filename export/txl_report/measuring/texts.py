@@ -1,4 +1,4 @@
-"""Cut a text into pieces that are read side by side, and bound the part of it that is read."""
+"""Cut a text into pieces that are read side by side, and limit the part of the text that is read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 LARGE = 50_000_000
-"""Parameters: a larger model is so slow that only a quarter of the tokens are measured."""
+"""Number of parameters above which only a quarter of the tokens is measured, because the model is slow."""
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,14 @@ class TextPieces:
         return int(self.tokens.shape[1] - 1) // self.length
 
     def place(self, sequence: int, position: int) -> int:
-        """Return the index in the text of the token that a piece's position predicts."""
+        """Return the index, in the text, of the token that is predicted at a position of a piece."""
         return sequence * self.segments * self.length + position + 1
 
 
 def fewer(manifest: Manifest, most: int) -> int:
     """Return the number of tokens to measure: `most`, or a quarter of it for a large model.
 
-    It depends on the model alone and never on the time: a page has the same numbers on every machine, busy or not.
+    The number depends only on the model, never on time, so that a page has the same numbers on every machine.
     """
     return most if manifest.parameters <= LARGE else most // 4
 
@@ -55,7 +55,7 @@ def checked_ids(model: Model, ids: ArrayLike) -> Ids:
     """Return the token ids of a text as int32 [T].
 
     Raises:
-        UsageError: they are no row of ids of this model.
+        UsageError: the array is not one row of ids of this model.
     """
     found = np.asarray(ids)
     if found.ndim != 1 or (found.size and not np.issubdtype(found.dtype, np.integer)):
@@ -70,15 +70,15 @@ def checked_ids(model: Model, ids: ArrayLike) -> Ids:
 
 
 def cut_pieces(model: Model, ids: Ids, warm_up: int) -> TextPieces | None:
-    """Cut a text into B pieces, or into fewer so that warm-up takes less than half of each.
+    """Cut a text into as many pieces as the batch size, or into fewer so that warm-up takes less than half of each.
 
     Args:
         model: a model whose tokens have losses.
         ids: int32 [T].
-        warm_up: segments that each piece is warmed up with; 0 are if the text is too short for that.
+        warm_up: wanted number of warm-up segments of each piece; if the text is too short, there is no warm-up.
 
     Returns:
-        The pieces; None if the text is shorter than a segment and the model reads whole ones only.
+        The pieces; None if the text is shorter than a segment and the model reads only whole segments.
     """
     length = model.segment_lengths[0]
     if len(ids) <= length and len(ids) > 1 and model.manifest.can.run_ragged and model.manifest.can.run_fewer:

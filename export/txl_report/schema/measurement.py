@@ -1,7 +1,7 @@
 """The speed of a bundle as `bench --json` writes it, for a Transformer-XL and for any other step.
 
-`Measurement` is the whole document: its fields have the same names there. Limits hold when a file is read
-(`decode_measurement`). A field that only some models have is None, "" or empty for the others.
+`Measurement` is the whole document: its fields have the names of the JSON's keys. Limits are checked when a file is
+read (`decode_measurement`). A field that applies only to some models is None, "" or empty for the rest.
 """
 
 from __future__ import annotations
@@ -14,14 +14,18 @@ from txl_runtime.bundle.tables import Sha256
 from txl_report.schema.reading import Amount, Word, decode_document, short
 
 BUNDLE = "bundle"
-"""Name of the bundle among its competitors."""
+"""The bundle's own name in the list of competitors."""
 BUSY = 0.05
-"""Share of the machine, 0 … 1, from which on a reader is warned of other processes during a slice."""
+"""Share of the machine, 0 … 1, used by other processes during a slice, above which the reader is warned."""
 
 Positive = Annotated[float, Meta(gt=0, le=1e15)]
+"""A measured time or rate, above 0."""
 Size = Annotated[float, Meta(ge=0, le=1e18)]
+"""A measured amount, not below 0."""
 Counted = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+"""A count that fits into 32 bits."""
 Texts = Annotated[dict[Word, Word], Meta(max_length=100)]
+"""Short texts by name, at most 100, because a stranger's file may hold any number."""
 
 
 class Percentiles(Struct, frozen=True, kw_only=True):
@@ -38,21 +42,22 @@ class Row(Struct, frozen=True, kw_only=True):
     """A competitor at one kind of work.
 
     Attributes:
-        task: what is asked for after each segment of `segment_length` tokens: "decode", "prefill" or "score" of a
-            Transformer-XL, "step" of any other model.
+        task: the result that is computed for each segment of `segment_length` tokens: for a Transformer-XL "decode",
+            "prefill" or "score", for any other model "step".
         description: the program that ran.
         ms: times of single calls.
-        rounds: the median of each round, ms.
-        tokens_per_second, positions_per_second: rate of all sequences together, at the median; a Transformer-XL's row
-            has the first, a step's the second.
-        ratio: this median divided by the bundle's: 2.0 if the bundle is twice as fast.
-        bytes_per_token, bytes_per_step: least bytes that are read, per token of a call of a Transformer-XL, or per step
-            of any other model.
-        gb_per_second: those bytes divided by the median time.
-        of_bandwidth: gb_per_second divided by the speed measured of its memory in the same run; None if that was not
-            measured, as for a competitor on the CPU while the bundle runs on a device.
+        rounds: the median of each round, in milliseconds.
+        tokens_per_second, positions_per_second: rate of all sequences together, at the median time; tokens for a
+            Transformer-XL, positions for any other step.
+        ratio: this median divided by the bundle's median: 2.0 if the bundle is twice as fast.
+        bytes_per_token, bytes_per_step: smallest number of bytes that must be read, per token for a Transformer-XL, per
+            step for any other model.
+        gb_per_second: these bytes divided by the median time, in GB/s.
+        of_bandwidth: gb_per_second divided by the memory speed that was measured in the same run; None if that was not
+            measured, e.g. for a competitor on the CPU while the bundle runs on a device.
         restless: number of slices that began before the process had come to rest.
-        foreign: the largest share of the machine that other processes used during a slice, 0 … 1; None off Linux.
+        foreign: the largest share of the machine, 0 … 1, that other processes used during a slice; None except on
+            Linux.
     """
 
     task: Word
@@ -78,12 +83,12 @@ class Row(Struct, frozen=True, kw_only=True):
 
     @property
     def per_second(self) -> float | None:
-        """Return tokens or positions per second; None only for a row in a file that has neither."""
+        """Return tokens or positions per second; None only if a file's row has neither."""
         return self.positions_per_second if self.tokens_per_second is None else self.tokens_per_second
 
 
 class Machine(Struct, frozen=True, kw_only=True):
-    """The machine of the measurement; the speed is that of reading memory, its median and every measurement."""
+    """The machine of the measurement, with the speed of reading memory: the median, and all measurements of it."""
 
     cpu: Word
     cores: Annotated[int, Meta(ge=1, le=2**20)]
@@ -98,10 +103,10 @@ class Conditions(Struct, frozen=True, kw_only=True):
     """The conditions of the measurement.
 
     Attributes:
-        memory_length, memory_rows: M, and the number of full rows of each sequence; for a Transformer-XL.
-        state: the shapes of the state that was carried along, by name; for any other step.
-        rest: the sign by which the process was taken to be at rest.
-        tokens, inputs: the input that was read; a Transformer-XL's conditions have the first, a step's the second.
+        memory_length, memory_rows: for a Transformer-XL, the memory length and each sequence's number of filled rows.
+        state: for any other step, the shapes of the carried state, by name.
+        rest: the sign by which the process was judged to be at rest.
+        tokens, inputs: a description of the input: `tokens` for a Transformer-XL, `inputs` for any other step.
     """
 
     threads: Annotated[int, Meta(ge=1, le=2**20)]
@@ -118,17 +123,18 @@ class Conditions(Struct, frozen=True, kw_only=True):
 
 
 class Agreement(Struct, frozen=True, kw_only=True):
-    """The distance of a competitor from the bundle, over chained segments.
+    """The difference between a competitor's results and the bundle's, over chained segments.
 
     Attributes:
         segments: number of segments compared; the first one starts with the state of new streams.
         max_abs, kl: for a Transformer-XL's log-probabilities: the largest difference and the mean Kullback-Leibler
             divergence, in nats.
-        found: for any other step, by output, the value of `measure`; for integers and booleans, how many differed.
-        limit: the largest value that `measure` may have; integers may not differ.
+        found: for any other step, the value of `measure` for each output; for integers and booleans, the number of
+            values that differed.
+        limit: the largest allowed value of `measure`; integers must be equal.
         measure: for log-probabilities "max_abs" if both compute in fp32, else "kl"; for outputs "max_abs" relative to
             max(1, largest value) in fp32, else "deviation".
-        seconds: time that the comparison took; for a competitor that compiles, nearly all of it is compiling.
+        seconds: time that the comparison took, in seconds; for a competitor that compiles, mostly compiling.
     """
 
     segments: Counted
@@ -141,7 +147,7 @@ class Agreement(Struct, frozen=True, kw_only=True):
 
     @property
     def reached(self) -> dict[str, float]:
-        """Return everything that was found, by its name."""
+        """Return all measured differences, by name."""
         found = {"log-probs max abs": self.max_abs, "KL": self.kl} | self.found
         return {name: value for name, value in found.items() if value is not None}
 
@@ -151,14 +157,14 @@ class Overhead(Struct, frozen=True, kw_only=True):
 
     Attributes:
         in_step: time that the stream's method spends outside the engine's call. It is measured around real calls, so
-            caches are as cold as the engine leaves them. On a device a call ends before its work, so this is
+            caches are as cold as the engine leaves them. On a device a call returns before its work is done, so this is
             `without_engine` there.
-        without_engine: a step whose engine does nothing: the same code with warm caches. On a device the rest is
-            Python, the driver's calls, and waiting for the copies of a step to and from the device.
+        without_engine: time of a step whose engine does nothing: the same code with warm caches. On a device this
+            includes the driver's calls, and waiting for the copies of a step to and from the device.
         step: a whole step with its engine.
         share: in_step / step.
         what: the name of the measured part, e.g. "Python".
-        put: on a device, time until the whole step stands in its queue, launches included; None if not measured.
+        put: on a device, time until the whole step is in the queue, launches included; None if not measured.
     """
 
     in_step: Size
@@ -170,14 +176,14 @@ class Overhead(Struct, frozen=True, kw_only=True):
 
 
 class LoadTime(Struct, frozen=True, kw_only=True):
-    """Seconds to the first result: medians over fresh processes. The files were read before, so they are cached.
+    """Seconds to the first result, as medians over new processes. The files were read before, so they are cached.
 
     Attributes:
-        load: `txl_runtime.load`, which checks the SHA-256 of every file.
-        first_token: opening a stream, one prompt token, one greedy token; for other steps, one shortest segment.
+        load: time of `txl_runtime.load`, which checks the SHA-256 of every file.
+        first_token: time to open a stream, feed one token and draw one; for other steps, to run one shortest segment.
         total: load and first_token together.
-        process: from starting Python to the result, imports included.
-        without_hashes: as `total`, loaded with verify_files=False.
+        process: time from starting Python to the result, including imports.
+        without_hashes: like `total`, but loaded with verify_files=False.
         runs: number of processes of each kind that were measured.
     """
 
@@ -192,16 +198,16 @@ class LoadTime(Struct, frozen=True, kw_only=True):
 class Footprint(Struct, frozen=True, kw_only=True):
     """Bytes of physical memory of a process that loads a bundle and runs segments; None if not measured.
 
-    From /proc/self/smaps. Private pages count, and so do shared pages of files (the mapped weights, libraries). A page
-    of a file counts once, even if it is mapped twice or by other processes too.
+    Read from /proc/self/smaps. Private pages and shared pages of files (mapped weights, libraries) count. A page of a
+    file counts once, even if it is mapped twice or also by different processes.
 
     Attributes:
         before: after importing Python, numpy and the engine, before loading.
         peak: the largest of samples taken every 20 ms from loading to the end.
         settled: after decode and prefill; for any other step, after its longest and its shortest segments.
-        private: the part of `settled` that belongs to no file or was written to.
-        high_water: the kernel's own mark (VmHWM). It misses no spike, but counts a page once per mapping.
-        weights, state: sizes of the weight file and of one stream's memory, to compare the others with.
+        private: the part of `settled` that belongs to no file or was changed.
+        high_water: the kernel's own maximum (VmHWM). It misses no peak, but counts a page once per mapping.
+        weights, state: sizes of the weight file and of one stream's state, for comparison.
     """
 
     before: int | None = None
@@ -214,13 +220,13 @@ class Footprint(Struct, frozen=True, kw_only=True):
 
 
 class DeviceFloor(Struct, frozen=True, kw_only=True):
-    """The least time of a step on a device that reads its bytes once, computed from the memory's speed.
+    """The shortest possible time of a step on a device, computed from the memory's speed if all bytes are read once.
 
     Attributes:
-        by: the source of the speed, or why it is not known; then the values that follow from it are None.
-        us, goal_us: microseconds of a step at that speed, and at the share of it that is the goal; `us_per_kernel`
-            is `goal_us` divided by `kernels`.
-        kernels: number of kernels of the step, from its engine's sidecar; None if no listing has them all.
+        by: the source of the speed, or the reason why it is unknown; values computed from it are then None.
+        us, goal_us: microseconds of a step at that speed, and at the share of that speed that is the goal;
+            `us_per_kernel` is `goal_us` divided by `kernels`.
+        kernels: number of the step's kernels, from the engine's sidecar; None if no complete list exists.
     """
 
     by: Word
@@ -233,16 +239,16 @@ class DeviceFloor(Struct, frozen=True, kw_only=True):
 
 
 class Measurement(Struct, kw_only=True):
-    """Everything that `bench` found; None for what was not measured.
+    """Everything that `bench` measured; a value that was not measured is None.
 
     Attributes:
         family: "transformer_xl", or the family of any other step; "" for a Transformer-XL in files of version 0.8.
         memory_form: "kv" or "hidden", for a Transformer-XL.
-        rows: every kind of work, the bundle before its competitors.
-        floor: by task, the least bytes that a step of the bundle reads, by what they belong to.
-        agreement: by competitor.
-        left_out: competitors that could not run, and why.
-        device_floors: for the shortest step, at the measured speed and at the stated one; empty on the CPU.
+        rows: one row per kind of work and competitor, the bundle first.
+        floor: for each task, the smallest number of bytes that a step of the bundle reads, by kind of data.
+        agreement: the difference from the bundle, by competitor.
+        left_out: for each competitor that could not run, the reason.
+        device_floors: for the shortest step, at the measured and at the stated memory speed; empty on the CPU.
     """
 
     model_id: Sha256
@@ -262,7 +268,7 @@ class Measurement(Struct, kw_only=True):
 
     @property
     def works(self) -> list[list[Row]]:
-        """Group the rows by kind of work and length, the bundle's first in each group."""
+        """Group the rows by kind of work and segment length, the bundle's row first in each group."""
         alike: dict[tuple[str, int], list[Row]] = {}
         for row in self.rows:
             alike.setdefault((row.task, row.segment_length), []).append(row)
@@ -270,18 +276,20 @@ class Measurement(Struct, kw_only=True):
 
     @property
     def busy(self) -> float | None:
-        """Return the largest share of the machine that others used during a slice, if it is more than `BUSY`."""
+        """Return the largest share of the machine used by other processes during a slice, if above `BUSY`;
+        else None.
+        """
         most = max((row.foreign for row in self.rows if row.foreign is not None), default=0.0)
         return most if most > BUSY else None
 
     @property
     def restless(self) -> list[str]:
-        """List competitors that began a slice while thread pools of others were still spinning."""
+        """List the competitors that began a slice while another process's threads were still spinning."""
         return sorted({row.competitor for row in self.rows if row.restless})
 
 
 class _Read(Measurement, kw_only=True):
-    """A measurement whose `floor` is ignored: versions wrote it in two forms, and no reader of files shows it."""
+    """A measurement whose `floor` is ignored: versions wrote it in two forms, and nothing that reads files shows it."""
 
     floor: Any = None
 
@@ -290,7 +298,7 @@ def decode_measurement(data: bytes) -> Measurement:
     """Decode a measurement of this or an older version from its JSON.
 
     Raises:
-        ValueError: it is too long, no JSON, or of a different structure; the message is one line.
+        ValueError: the document is too long, not JSON, or of a different structure; the message is one line.
     """
     read = decode_document(data, _Read)
     fields = {name: getattr(read, name) for name in Measurement.__struct_fields__}

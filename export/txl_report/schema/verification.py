@@ -1,8 +1,8 @@
 """The result of a verification, as a bundle's report.json and the output of `verify --json` hold it.
 
-`Verification` is the whole document: its fields stand in the file under the same names and in the same order. A
-computed verification builds it; limits hold when a file is read (`decode_verification`). A number that is infinite or
-NaN is null in the file, and None once it is read.
+`Verification` is the whole document: its fields are in the file with the same names and in the same order. `verify`
+builds it; limits are checked when a file is read (`decode_verification`). A number that is infinite or NaN is null in
+the file, and None after reading.
 """
 
 from __future__ import annotations
@@ -16,35 +16,39 @@ from msgspec.structs import force_setattr
 from txl_report.schema.reading import Amount, Number, Word, decode_document, short
 
 Unit = Literal["nats", "relative", "values"]
-"""Unit of an error: nats; relative to max(1, largest reference value so far); for exact values, how many differ."""
+"""Unit of an error: nats; relative to max(1, largest reference value so far); for exact values, the number
+that differ.
+"""
 Counts = Annotated[tuple[Amount, ...], Meta(max_length=64)]
-"""Count in every bin of a histogram: below its first edge, between each two, and from its last edge on."""
+"""Count of each bin of a histogram: below the first edge, between neighbouring edges, and from the last edge on."""
 Edges = Annotated[tuple[Number, ...], Meta(max_length=63)]
+"""Edges between the bins of a histogram, ascending."""
 Values = Annotated[list[Number | None], Meta(max_length=2_000_000)]
 """One value per segment."""
 Names = Annotated[tuple[Word, ...], Meta(max_length=100_000)]
+"""Names of tensors, with a limit because a stranger may have written the file."""
 
 LOGPROBS, MEMORY = "logprobs", "memory"
-"""Names of the output and the state of a Transformer-XL's chain; version 0.8 wrote them without names."""
+"""Names of the output and the state in a Transformer-XL's chain; version 0.8 wrote them without names."""
 
 VOCABULARY = "vocabulary differing"
-"""Name of the gate on a bundle's words, the only one without numbers of the model."""
+"""Name of the gate on the bundle's vocabulary, the only gate that compares no numbers of the model."""
 
 
 def as_size(value: float | None) -> float:
-    """Return the size of an error; None, which stands for infinity or NaN in a file, is infinite."""
+    """Return the size of an error; None, which in a file stands for infinity or NaN, becomes infinity."""
     return math.inf if value is None else value
 
 
 class Gate(Struct, frozen=True):
-    """A judged number.
+    """A number that is judged by a limit.
 
     Attributes:
         name: the quantity that was judged.
-        value: its value; None if nothing was measured or, for a gate that failed, if it was infinite.
-        limit: the largest value that passes; None if there is none.
+        value: the measured value; None if nothing was measured or, in a gate that failed, if it was infinite.
+        limit: the largest value that passes; None if there is no limit.
         passed: None if there was no value to judge, or no limit to judge it by.
-        verdict: "passed", "FAILED" or "not judged", derived from `passed`, even if a file has something else.
+        verdict: "passed", "FAILED" or "not judged", always derived from `passed`; the file's own word is ignored.
     """
 
     name: Word
@@ -61,13 +65,13 @@ class Tensor(Struct):
     """An output or state of a chain, compared with the reference's.
 
     Attributes:
-        exact: True for integers and booleans, which have to be equal.
+        exact: True for integers and booleans, which must be equal.
         nats: True for log-probabilities, whose differences are absolute.
-        largest: largest |Δ| relative to max(1, largest |value| of the reference so far); for log-probabilities |Δ|; for
-            exact values, how many differed.
-        mean: the mean of that for each segment compared: the drift curve.
-        most: the largest of that for each segment compared.
-        shapes: number of segments in which the tensor's shape was not the reference's.
+        largest: largest |Δ| relative to max(1, largest |value| of the reference so far); for log-probabilities,
+            undivided |Δ|; for exact values, the number of values that differed.
+        mean: mean error of each compared segment: the drift curve.
+        most: largest error of each compared segment.
+        shapes: number of segments in which the tensor's shape differed from the reference's.
         scale: max(1, largest |value| of the reference); 1 for log-probabilities.
         reached: the largest value of the reference, for integers.
     """
@@ -83,7 +87,7 @@ class Tensor(Struct):
 
     @property
     def unit(self) -> Unit:
-        """Return the unit of its errors."""
+        """Return the unit of the tensor's errors."""
         return "values" if self.exact else "nats" if self.nats else "relative"
 
 
@@ -94,16 +98,17 @@ class Chain(Struct):
         name: the kind of segments.
         streams: number of sequences side by side.
         segments: number of segments run.
-        positions: rows compared, of all segments and sequences.
-        rows: rows compared in each segment.
-        full_from: the first segment that met a full memory or state; None if none did, or it was not checked.
-        agreeing, decided: positions where the best token agrees, and positions that are no near-ties.
-        outputs, states: the tensors compared, by name.
-        every: interval, in segments, of comparing states; those after the last segment are compared too.
-        targets: tokens that followed one in the same segment, if the model reads nothing but tokens.
-        theirs, ours: the negative log-likelihood of those by the reference and by the bundle, in nats.
-        filling: states that were not full when the chain ended, or were full for less than half of it.
-        counting: integer states that were still changing in one direction when the chain ended.
+        positions: number of positions compared, in all segments and sequences.
+        rows: number of positions compared in each segment.
+        full_from: index of the first segment that began with a full memory or state; None if none did, or if this was
+            not checked.
+        agreeing, decided: number of positions where the best token agrees, and number of positions without a near-tie.
+        outputs, states: the compared tensors, by name.
+        every: interval, in segments, at which states are compared; they are also compared after the last segment.
+        targets: number of tokens that were predicted within a segment, if the model reads only tokens.
+        theirs, ours: negative log-likelihood of these tokens by the reference and by the bundle, in nats.
+        filling: names of states that were not full at the chain's end, or full for less than half of the chain.
+        counting: names of integer states that were still changing in one direction at the chain's end.
     """
 
     name: Word
@@ -125,7 +130,7 @@ class Chain(Struct):
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """Return every tensor that was compared."""
+        """Return all tensors that were compared."""
         return (*self.outputs.values(), *self.states.values())
 
 
@@ -134,8 +139,8 @@ class Divergence(Struct, frozen=True):
 
     Attributes:
         mean: the mean over all positions.
-        late: the 99.9 % quantile, "p99.9" in the file.
-        most: the largest, "max" in the file.
+        late: the 99.9 % quantile; "p99.9" in the file.
+        most: the largest value; "max" in the file.
     """
 
     mean: float | None
@@ -144,7 +149,7 @@ class Divergence(Struct, frozen=True):
 
 
 class Errors(Struct, frozen=True):
-    """A histogram of errors; the edges of its bins are those of the `Spread`."""
+    """A histogram of errors; the edges of its bins are in the `Spread`."""
 
     unit: Unit
     counts: Counts
@@ -155,10 +160,10 @@ class Ranks(Struct, frozen=True):
 
     Attributes:
         positions: number of positions compared.
-        within: {"k": count}: the number of positions where the reference's best token is among the bundle's k best,
-            e.g. {"1": 980, "10": 1000}.
-        best: number of best tokens that `shared` compares: 10, or all of a smaller vocabulary.
-        shared: number of the reference's best tokens that are among the bundle's, summed over positions.
+        within: for each k, the number of positions where the reference's best token is among the bundle's k best
+            tokens, e.g. {"1": 980, "10": 1000}.
+        best: number of best tokens that `shared` compares: 10, or all tokens of a smaller vocabulary.
+        shared: number of the reference's `best` tokens that are also among the bundle's, summed over positions.
     """
 
     positions: Annotated[int, Meta(ge=1, le=2**53)]
@@ -172,10 +177,10 @@ class Spread(Struct, frozen=True):
 
     Attributes:
         ran_on: the chains' input: "random tokens", "the text", "random inputs", "real inputs".
-        edges: bounds between the bins of errors, one fewer than the bins.
-        errors: a histogram by the name of what was compared; states may share one.
-        kl_edges: bounds between the bins of `kl`.
-        kl: histogram of divergence, in nats; None for a model without log-probabilities.
+        edges: edges between the bins of errors, one fewer than bins.
+        errors: histograms by the name of the compared tensor; states may share a histogram.
+        kl_edges: edges between the bins of `kl`.
+        kl: histogram of the divergence, in nats; None for a model without log-probabilities.
         ranks: None for a model without log-probabilities.
     """
 
@@ -193,9 +198,9 @@ class Text(Struct, frozen=True, kw_only=True):
     Attributes:
         tokens: number of tokens read.
         reference_nll, runtime_nll: mean negative log-likelihood per token, in nats.
-        errors: histogram of the tokens' errors, by the edges of the `Spread`; empty in older files.
+        errors: histogram of the tokens' errors, with the edges of the `Spread`; empty in older files.
         relative: |Δ perplexity| / perplexity of the reference.
-        behind: number of tokens of the text before those, which the bundle's matrices are fitted to.
+        behind: number of tokens before the ones that were read; the bundle's matrices are fitted to these.
     """
 
     tokens: Amount
@@ -213,8 +218,8 @@ class Verification(Struct, kw_only=True):
         passed: True if no gate failed.
         model_id: the bundle's model id; "" in older files.
         backend: the backend that ran the bundle.
-        precision: the precision whose limits judged it.
-        reference: the reference that it was compared with.
+        precision: the precision whose limits were used.
+        reference: the reference with which the bundle was compared.
         gates: the judged numbers, in the order of the limits' table.
         kl: None for a model without log-probabilities.
         spread: None if there are no chains, and in older files.
@@ -237,7 +242,7 @@ class Verification(Struct, kw_only=True):
 
 
 class _OlderChain(Chain):
-    """A Transformer-XL's chain as version 0.8 wrote it, or any chain."""
+    """A chain in the form that version 0.8 wrote for a Transformer-XL, or in today's form."""
 
     max_logprobs: Number | None = None
     max_memory: Number | None = None
@@ -245,7 +250,7 @@ class _OlderChain(Chain):
     max_per_segment: Values | None = None
 
     def in_one_form(self) -> Chain:
-        """Convert it to today's form."""
+        """Convert the chain to today's form."""
         chain = Chain(**{name: getattr(self, name) for name in Chain.__struct_fields__})
         if self.mean_logprobs is not None:
             most = self.max_per_segment or []
@@ -263,7 +268,7 @@ def decode_verification(data: bytes) -> Verification:
     """Decode a verification of this or an older version from its JSON.
 
     Raises:
-        ValueError: it is too long, no JSON, of a different structure, or contradicts itself; the message is one line.
+        ValueError: the document is too long, not JSON, or of a different structure; the message is one line.
     """
     read = decode_document(data, _Read)
     found = Verification(**{name: getattr(read, name) for name in Verification.__struct_fields__})
@@ -272,10 +277,10 @@ def decode_verification(data: bytes) -> Verification:
 
 
 def check_verification(found: Verification) -> None:
-    """Refuse a verification that contradicts itself: a page must not state what its numbers do not show.
+    """Refuse a verification that contradicts itself, because a page must not claim what its numbers do not show.
 
     Raises:
-        ValueError: a part does not follow from the others.
+        ValueError: a gate, the result or a chain does not follow from its numbers.
     """
     for gate in found.gates:
         reached = gate.value is not None and gate.limit is not None and gate.value <= gate.limit

@@ -1,1 +1,1 @@
-"""Turn facts and measurements into blocks; one module for each section of the page."""
+"""Turn facts and measurements into blocks, one module for each section of the page."""

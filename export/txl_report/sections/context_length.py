@@ -1,4 +1,4 @@
-"""Show how far back the model looks: the length that its architecture allows, and the measured one."""
+"""Show the length of context that the architecture allows, and the length that the model uses by measurement."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ RULE = (
     "count as a gain and the length leans upwards. The paper compares a group of models; the numbers of this one model "
     "can be compared with the paper's in kind only."
 )
+"""Note on the rule by which the effective context is measured."""
 
 
 def context_section(
     name: str, allowed: Context | Missing, found: ContextMeasure | Missing | None, option: str | None
 ) -> Section:
-    """Show the theoretical context, and the measured one beside it."""
+    """Show the theoretical context and the measured context."""
     blocks: list[Block] = []
     if isinstance(allowed, Context):
         said = f"{counted(allowed.tokens, 'token')}: {allowed.formula}"
@@ -46,7 +47,7 @@ def context_section(
 
 
 def length_of(found: ContextMeasure, length: int) -> str:
-    """Write an effective context in tokens, as a lower bound if it is the longest one measured."""
+    """Write an effective context in tokens; as "at least" if it is the longest context that was compared."""
     return f"{'at least ' if length == found.longest else ''}{whole(length)}"
 
 

@@ -1,4 +1,4 @@
-"""Show if the error grows: drift curves of a verification's chains, each chain with its own line style."""
+"""Show whether the error grows: drift curves of a verification's chains, each with a line style of its own."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from txl_report.schema.verification import LOGPROBS, MEMORY, Chain, Gate, Tensor
 from txl_report.sections.common import table
 
 POINTS = 240
-"""Most points of a curve; with more segments a point stands for several."""
+"""Maximum number of points of a curve; if a chain has more segments, a point stands for several."""
 CURVES = 8
-"""Most outputs of a chain whose curves are shown."""
+"""Maximum number of outputs of one chain whose curves are shown."""
 MOST_CHAINS = 4 * STYLES
-"""Most chains that are drawn: four charts of one chain per line style. A stranger's file may list more."""
+"""Maximum number of chains that are drawn: four charts with one chain per line style. A file may list more."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Curve:
     Attributes:
         name: the name of the output or state.
         unit: unit of the errors.
-        mean, most: for each point, the mean and the largest error; None if it was infinite or NaN.
-        segments: number of segments that a point stands for; the last point may stand for fewer.
+        mean, most: mean and largest error for each point; None if infinite or NaN.
+        segments: number of segments for which a point stands; the last point may stand for fewer.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Curve:
 
 
 def curves_of(chain: Chain) -> list[Curve]:
-    """Return the curve of a Transformer-XL's log-probabilities; else those of every output and of the worst state."""
+    """Return the curve of a Transformer-XL's log-probabilities; else the curves of all outputs and the worst state."""
     if set(chain.outputs) == {LOGPROBS} and set(chain.states) == {MEMORY}:
         return [_curve(LOGPROBS, chain.outputs[LOGPROBS])]
     outputs = [(f"output {name}", tensor) for name, tensor in chain.outputs.items() if not tensor.exact]
@@ -52,7 +52,7 @@ def curves_of(chain: Chain) -> list[Curve]:
 
 
 def _curve(name: str, tensor: Tensor) -> Curve:
-    """Make a curve of at most `POINTS` points: for several segments, the mean of their means and the largest error."""
+    """Make a curve of at most `POINTS` points, each with the mean and the largest error of its segments."""
     at_once = max(1, -(-max(len(tensor.mean), len(tensor.most)) // POINTS))
 
     def points(values: Sequence[float | None], largest: bool) -> Iterator[float | None]:
@@ -65,7 +65,7 @@ def _curve(name: str, tensor: Tensor) -> Curve:
 
 
 def drift(name: str, found: Verification) -> list[Block]:
-    """Draw the first chain curve by curve, and then all chains side by side."""
+    """Draw the curves of the first chain, and then all chains side by side."""
     chains = some(found.chains)
     drawn = [curves_of(chain) for chain in chains]
     blocks: list[Block] = []
@@ -86,7 +86,7 @@ def drift(name: str, found: Verification) -> list[Block]:
 
 
 def _charts(curves: int) -> list[tuple[slice, str]]:
-    """Divide curves among the fewest charts with unique styles; return slices, and suffixes of the charts' titles."""
+    """Divide curves among as few charts as possible, with unique styles in each: (slice, suffix of the title)."""
     charts = -(-curves // STYLES)
     size = -(-curves // charts)
     said = [f", chart {index + 1} of {charts}" if charts > 1 else "" for index in range(charts)]
@@ -94,7 +94,7 @@ def _charts(curves: int) -> list[tuple[slice, str]]:
 
 
 def _limit(gates: Sequence[Gate]) -> tuple[float, str] | None:
-    """Return the gate on single errors, which a drift curve has to stay below."""
+    """Return the limit on single errors that a drift curve must stay below, and its name; None without such a gate."""
     named = (gate for gate in gates if gate.limit and "log-probs max abs" in gate.name)
     return next(((gate.limit, f"limit {number(gate.limit)}") for gate in named if gate.limit), None)
 
@@ -137,7 +137,7 @@ def _curves(
 def _chains_beside(
     name: str, chains: Sequence[tuple[str, Curve]], every: Sequence[tuple[str, Curve]], of: str
 ) -> Figure:
-    """Draw some chains in one chart, with axes that fit all of them; `of` is the suffix of the chart's title."""
+    """Draw some of the chains in one chart, with axes that fit all chains; `of` is the suffix of the chart's title."""
     unit = every[0][1].unit
     series = [
         Series(called, [(1 + i * curve.segments, _placed(y)) for i, y in enumerate(curve.most)])

@@ -6,7 +6,6 @@ from txl_runtime.bundle.reading import MANIFEST
 
 from txl_report.blocks import Block, Cell, Code, Gap, Pairs, Section
 from txl_report.facts.gathering import Facts
-from txl_report.facts.model import size_of_files
 from txl_report.facts.plain import Missing, some
 from txl_report.numbers import size, whole
 from txl_report.sections.common import gap, table, titled
@@ -25,7 +24,7 @@ def files_section(facts: Facts) -> Section:
         made += [("SHA-256 of it", Code(source.sha256))] if source.sha256 else []
         made += [("Exported by", Code(facts.command))] if facts.command else []
         blocks.append(Pairs([*made, *((titled(name), text) for name, text in source.said)]))
-    caption = f"{len(files)} files, {size(size_of_files(facts.manifest))}, and the manifest, which lists them"
+    caption = f"{len(files)} files, {size(sum(file.size for _, file in files))}, and the manifest, which lists them"
     blocks.append(table(caption, ("File", "Bytes", "SHA-256"), (1,), rows))
     return Section(
         "files", "Size and files", "What the bundle consists of; a file that was altered has another hash.", blocks

@@ -1,4 +1,4 @@
-"""Show the effect of memory: loss by position in the segment, loss by memory length, and the gain of single tokens."""
+"""Show the effect of memory: loss by position in the segment, loss by memory length, and the gain of each token."""
 
 from __future__ import annotations
 
@@ -29,14 +29,19 @@ POSITIONS = (
     "With no memory the first tokens of a segment have hardly anything before them. If the memory works, the curve "
     "with it lies below the other one, most of all at the left, and stays level."
 )
+"""Note below the curves of loss by position, with and without memory."""
 ABOVE = "The picture at the top of the page shows the loss by position, and the passage that the memory helped most."
+"""Note that refers to the page's opening, which shows the same picture."""
 SURE = 2
-"""Standard errors by which a mean gain has to differ from 0 to be stated as an effect."""
+"""Number of standard errors by which a mean gain must differ from 0 to be stated as an effect."""
 ALONE = "There is no second curve without memory to hold this one against, so a level line proves little."
+"""Note below the curve of loss by position if the loss without memory is unknown."""
 
 
 def memory_section(name: str, found: TextMeasures | Missing | None, source: str, option: str | None) -> Section:
-    """Show the measurements on the text `source`; `option` is the option that passes a text, None if there is none."""
+    """Show the measurements on the text `source`; `option` is the command's option for a text, None if
+    there is none.
+    """
     blocks: list[Block]
     if found is None:
         why = "No text was given, so no loss was measured."
@@ -56,23 +61,31 @@ def memory_section(name: str, found: TextMeasures | Missing | None, source: str,
 
 
 def opening_of(found: TextMeasures | Missing | None) -> Opening | None:
-    """Make the page's opening: the loss by position with and without memory, beside the passage that it helped most."""
+    """Make the page's opening: the loss by position with and without memory, beside the passage with most gain."""
     if not isinstance(found, TextMeasures) or not found.passage or found.gain is None or not found.by_memory:
         return None
     gain, unit = found.gain, unit_of(found.of_bytes)
-    without, whole = (
+    without, with_it = (
         number(height(each.loss.nll, found.of_bytes)) for each in (found.by_memory[0], found.by_memory[-1])
     )
     if gain.error is not None and abs(gain.mean) > SURE * gain.error:
-        title = f"Memory {'lowers' if gain.mean > 0 else 'raises'} the text’s {unit} from {without} to {whole}"
+        title = (
+            f"Memory {'lowers' if gain.mean > 0 else 'raises'} {unit} from {without} to {with_it} on {_scope(found)}"
+        )
     else:
-        title = f"No sure effect of memory on this text: {unit} {without} without, {whole} with it"
-    return Opening(title, _by_position(found), passage_block(found.passage, gain.mean))
+        title = f"No sure effect of memory on {_scope(found)}: {unit} {without} without, {with_it} with it"
+    return Opening(title, _by_position(found), passage_block(found.passage, gain))
+
+
+def _scope(found: TextMeasures) -> str:
+    """Name the part of the text that was measured: "the text", or "the first 16,385 of 250,000 tokens"."""
+    cut = found.used < found.given
+    return f"the first {whole(found.used)} of {counted(found.given, 'token')}" if cut else "the text"
 
 
 def _measured(found: TextMeasures, source: str) -> list[Block]:
     blocks: list[Block] = []
-    cut = "" if found.used >= found.given else f"; the text has {whole(found.given)}, the rest was not read"
+    cut = "" if found.used >= found.given else f"; the text has {whole(found.given)}, and txl-deploy score takes all"
     blocks.append(
         Pairs(
             [
@@ -98,7 +111,7 @@ def _measured(found: TextMeasures, source: str) -> list[Block]:
 
 
 def _after(found: TextMeasures) -> str:
-    """Name the tokens that ran before the counted ones, in each piece of the text."""
+    """Describe the tokens that ran before the counted ones in each piece of the text."""
     if not found.memory_length:
         return ""
     pieces = f" in each of {whole(found.sequences)} pieces" if found.sequences > 1 else ""
@@ -111,7 +124,7 @@ def _nll(loss: Loss) -> str:
 
 
 def bits_of(loss: Loss) -> str:
-    """Write a loss in bits per token, which are bits per byte if tokens are bytes."""
+    """Write a loss in bits per token, which is bits per byte if every token is a byte."""
     error = "" if loss.error is None else f" ± {number(loss.error / math.log(2), 2)}"
     return f"{fixed(loss.nll / math.log(2), 3)}{error}"
 

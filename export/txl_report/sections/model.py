@@ -1,4 +1,4 @@
-"""Show the model: architecture, shapes, parameters, bytes by part, tables."""
+"""Show the model: architecture, shapes, parameters, bytes of each part, tables."""
 
 from __future__ import annotations
 

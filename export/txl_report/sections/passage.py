@@ -7,12 +7,12 @@ import math
 from collections.abc import Iterator, Sequence
 
 from txl_report.blocks import Coloured, Passage
-from txl_report.measuring.results import TokenGain
-from txl_report.numbers import fixed, share, signed
+from txl_report.measuring.results import MemoryGain, TokenGain
+from txl_report.numbers import counted, fixed, share, signed
 from txl_report.sections.common import table
 
 LEVELS = (math.log(1.1), math.log(2), math.log(5))
-"""Gains in nats from which a token is marked weakly, more strongly, and most."""
+"""Gains in nats from which a token is marked weakly, strongly and most strongly."""
 LEGEND = (
     (3, "memory makes it at least 5 times as likely"),
     (2, "2 to 5 times"),
@@ -21,10 +21,11 @@ LEGEND = (
     (-2, "2 to 5 times less"),
     (-3, "at least 5 times less"),
 )
+"""Meaning of each mark: (level, words)."""
 
 
-def passage_block(tokens: Sequence[TokenGain], whole: float) -> Passage:
-    """Show a passage and the numbers of every token; `whole` is the mean gain over the whole text, for comparison."""
+def passage_block(tokens: Sequence[TokenGain], gain: MemoryGain) -> Passage:
+    """Show a passage with the numbers of every token; `gain` is that of all measured tokens, for comparison."""
     rows = [
         (
             str(token.place),
@@ -41,8 +42,8 @@ def passage_block(tokens: Sequence[TokenGain], whole: float) -> Passage:
     mean = sum(token.gain for token in tokens) / len(tokens)
     return Passage(
         "Passage, its tokens marked by what the memory gained",
-        f"Of all that was measured, these {len(tokens)} tokens in a row gained most: {signed(mean)} nats per token, "
-        f"over the whole text {signed(whole)}. Point at a token for its two probabilities.",
+        f"Of the {counted(gain.count, 'token')} that count, these {len(tokens)} in a row gained most: {signed(mean)} "
+        f"nats per token, all of them {signed(gain.mean)}. Point at a token for its two probabilities.",
         [_coloured(group) for group in groups(tokens)],
         LEGEND,
         table(caption, names, (0, 2, 3, 4, 5), rows, folded=True),
@@ -50,13 +51,13 @@ def passage_block(tokens: Sequence[TokenGain], whole: float) -> Passage:
 
 
 def level_of(gain: float) -> int:
-    """Return the strength of a gain's mark: 0 … 3, negative for a loss, e.g. 2 for a gain of 1 nat."""
+    """Return the strength of a gain's mark: 0 … 3, negative if memory raised the loss; e.g. 2 for a gain of 1 nat."""
     strength = sum(abs(gain) >= least for least in LEVELS)
     return strength if gain > 0 else -strength
 
 
 def groups(tokens: Sequence[TokenGain]) -> Iterator[list[TokenGain]]:
-    """Group the tokens whose bytes make up one character; every other token is a group of its own."""
+    """Group tokens whose bytes together make one character; every other token is a group of its own."""
     decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
     group: list[TokenGain] = []
     for token in tokens:

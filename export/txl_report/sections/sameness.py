@@ -1,4 +1,4 @@
-"""Show if it is the same model: gates with their limits, chains, histograms of errors, ranks, a text."""
+"""Show whether the bundle is the same model: gates with their limits, chains, histograms of errors, ranks, a text."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from txl_report.sections.common import gap, table
 from txl_report.sections.drift import drift
 
 MOST_SPREAD = 8
-"""Most results whose errors are shown."""
+"""Maximum number of compared tensors whose errors are shown."""
 STATES: dict[bool | None, tuple[State, str]] = {
     True: ("passed", "passed"),
     False: ("failed", "failed"),
     None: ("none", "not judged"),
 }
-"""State of a gate (`passed`) → the style of its badge, and its words."""
+"""For each value of a gate's `passed`: (style of the badge, words)."""
 
 
 def sameness_section(facts: Facts) -> Section:
-    """Show the result of every verification."""
+    """Show the results of the verification at export and of a later one."""
     blocks: list[Block] = []
     again = f"Verified again: {facts.verify_file}"
     for name, found, title, missing in (
@@ -49,7 +49,7 @@ def sameness_section(facts: Facts) -> Section:
 
 
 def verdict_of(found: Verification | Missing) -> Badge:
-    """Return the answer in three words."""
+    """Return the verdict as a badge of a few words."""
     if isinstance(found, Missing):
         return Badge("none", "Not verified")
     if not found.passed:
@@ -58,7 +58,7 @@ def verdict_of(found: Verification | Missing) -> Badge:
 
 
 def verdict_by(found: Verification | Missing) -> str:
-    """Name the backend, the reference, and the number of gates passed and failed."""
+    """Name the backend, the reference, and the numbers of gates passed, failed and not judged."""
     if isinstance(found, Missing):
         return found.reason
     counts = Counter(gate.passed for gate in found.gates)
@@ -106,12 +106,12 @@ def _verification(name: str, found: Verification) -> list[Block]:
 
 
 def _reached(gate: Gate) -> str:
-    """Write the value that a gate judged; in a failed gate a missing number stands for infinity or NaN."""
+    """Write the value that a gate judged; a missing value in a failed gate stands for infinity or NaN."""
     return "∞ or no number" if gate.value is None and gate.passed is False else number(gate.value)
 
 
 def _largest(chain: Chain) -> str:
-    """Write the largest error of a chain: in nats if it has log-probabilities, else the largest relative one."""
+    """Write the largest error of a chain: in nats if it has log-probabilities, else relative."""
     unit = "nats" if any(tensor.unit == "nats" for tensor in chain.tensors) else "relative"
     values = [tensor.largest for tensor in chain.tensors if tensor.unit == unit]
     if any(value is None for value in values):
@@ -136,7 +136,7 @@ def _chains(chains: Sequence[Chain]) -> Block:
 
 
 def _spread(spread: Spread, text: Text | None) -> Iterator[tuple[str, Unit, Edges, Counts]]:
-    """Yield, for everything that was compared, its name, the unit of its errors, the bins' edges, and their counts."""
+    """Yield (name, unit of errors, edges of bins, counts) for each compared tensor, the divergence and the text."""
     for name, errors in spread.errors.items():
         yield name, errors.unit, spread.edges, errors.counts
     if spread.kl is not None:
@@ -146,7 +146,7 @@ def _spread(spread: Spread, text: Text | None) -> Iterator[tuple[str, Unit, Edge
 
 
 def _in_short(spread: Spread, text: Text | None) -> str:
-    """Summarise the largest errors and the best tokens of a verification that passed, in one line."""
+    """Summarise a passed verification in one line: the largest errors, and how often the best token is the same."""
     largest = [
         f"{what} {_powers(_labels(edges)[max(index for index, count in enumerate(counts) if count)])} {unit}"
         for what, unit, edges, counts in islice(_spread(spread, text), MOST_SPREAD)
@@ -159,7 +159,7 @@ def _in_short(spread: Spread, text: Text | None) -> str:
 
 
 def _labels(edges: Edges) -> list[str]:
-    """Name every bin: "< 1e-9", "1e-9 … 1e-8", …, "≥ 1"."""
+    """Return a label for each bin: "< 1e-9", "1e-9 … 1e-8", …, "≥ 1"."""
     shown = [f"{edge:.0e}".replace("e-0", "e-").replace("1e+00", "1") for edge in edges]
     between = [f"{first} … {last}" for first, last in pairwise(shown)]
     return [f"< {shown[0]}", *between, f"≥ {shown[-1]}"] if shown else ["all"]
@@ -176,7 +176,7 @@ def _by_decades(what: str, unit: Unit, edges: Edges, counts: Counts) -> Block:
 
 
 def _powers(label: str) -> str:
-    """Replace 1e-9 by 10⁻⁹."""
+    """Replace numbers such as 1e-9 with 10⁻⁹."""
     return re.sub(r"1e([+-]?\d{1,3})", lambda found: power_of_ten(int(found[1])), label)
 
 
@@ -193,10 +193,15 @@ def _text(text: Text) -> Pairs:
     def perplexity(nll: float | None) -> str:
         return number(None if nll is None else math.exp(min(nll, 700.0)), 5)
 
-    place = f"behind the {whole(text.behind)} that int4 is fitted to" if text.behind else "from its start"
+    place = f" behind the {whole(text.behind)} that int4 is fitted to" if text.behind else ""
     return Pairs(
         [
-            ("Text", f"{counted(text.tokens, 'token')} {place}; other perplexities on this page are of others"),
+            (
+                "Text",
+                f"its first {counted(text.tokens, 'token')}{place}, predicted from an empty memory on. “What memory "
+                "does” counts only tokens that a full memory predicts, and txl-deploy score all of the text, so their "
+                "perplexities differ from this one",
+            ),
             ("Loss of the bundle", f"{fixed(text.runtime_nll, 7)} nats, perplexity {perplexity(text.runtime_nll)}"),
             ("Loss of the reference", f"{fixed(text.reference_nll, 7)} nats"),
             ("Perplexity differs by", share(text.relative)),

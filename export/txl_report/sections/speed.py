@@ -1,10 +1,10 @@
-"""Show the measured speed, and the engines."""
+"""Show the measured speed, and the bundle's engines."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from txl_runtime.device.engines.sidecar import Sidecar
+from txl_runtime.bundle.engines.sidecar import Sidecar
 
 from txl_report.blocks import Block, Figure, Gap, Heading, Pairs, Paragraph, Section
 from txl_report.charts.bars import Bar, named_bars
@@ -20,10 +20,11 @@ TITLES = {
     "score": "the nats of every token of a segment",
     "step": "all outputs of a segment",
 }
+"""The result that each task computes, in words."""
 
 
 def speed_section(name: str, found: Measurement | Missing, file: str = "") -> Section:
-    """Show a measurement of `bench --json`."""
+    """Show a measurement that `bench --json` wrote."""
     blocks: list[Block]
     if isinstance(found, Missing):
         bench = f"txl-deploy bench {quoted(name)} --json > bench.json"
@@ -41,7 +42,7 @@ def speed_section(name: str, found: Measurement | Missing, file: str = "") -> Se
 
 
 def title_of(row: Row) -> str:
-    """Name a row's task and its segment length."""
+    """Return a title of a row's task and segment length."""
     return f"{titled(row.task)}, L {row.segment_length}: {TITLES.get(row.task, '')}"
 
 
@@ -78,7 +79,7 @@ def _cautions(found: Measurement) -> Iterator[str]:
 
 
 def _once(found: Measurement) -> Iterator[tuple[str, str]]:
-    """Yield the figures that are measured once, and the agreement of competitors."""
+    """Yield the figures that were measured only once, and the agreement of competitors with the bundle."""
     if (python := found.overhead) is not None:
         yield (
             f"{python.what} per step",
@@ -105,7 +106,7 @@ def _once(found: Measurement) -> Iterator[tuple[str, str]]:
 
 
 def _work(index: int, rows: Sequence[Row]) -> Figure:
-    """Show one kind of work, the bundle first; ratios are computed here, and the file's are ignored."""
+    """Show one kind of work, the bundle first. Ratios are computed here; the file's own are ignored."""
     ours, title = rows[0], title_of(rows[0])
     bars = [Bar(row.competitor, row.ms.p50, f"{number(row.ms.p50)} ms", 1 if row is ours else 2) for row in some(rows)]
     seen = f"{ours.competitor} takes {number(ours.ms.p50)} ms."
@@ -141,7 +142,7 @@ def _work(index: int, rows: Sequence[Row]) -> Figure:
 
 
 def engines_section(name: str, found: Engines | Missing) -> Section:
-    """Show the engines of the bundle: kernels, fusion, states in place, and the checks on each device."""
+    """Show the bundle's engines: kernels, fusion, states updated in place, and the checks on each device."""
     blocks: list[Block]
     if isinstance(found, Missing):
         blocks = [gap("Engines", found, name)]

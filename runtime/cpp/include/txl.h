@@ -16,7 +16,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#if defined(_WIN32) && defined(TXL_BUILD)
+#if defined(_WIN32) && defined(TXL_STATIC) /* which CMake and pkg-config set for a static library */
+#define TXL_API
+#elif defined(_WIN32) && defined(TXL_BUILD)
 #define TXL_API __declspec(dllexport)
 #elif defined(_WIN32)
 #define TXL_API __declspec(dllimport)
@@ -32,6 +34,7 @@ extern "C" {
 
 #define TXL_ABI 1 /* grows when a meaning changes, not with new functions or trailing fields */
 #define TXL_AXES 8 /* axes that a tensor may have here */
+#define TXL_DRAFT 4 /* most tokens of a draft, see txl_sampling.lookup */
 
 typedef struct txl_model txl_model;
 typedef struct txl_stream txl_stream;
@@ -75,11 +78,15 @@ typedef struct {
     uint32_t size;
     int32_t threads;             /* threads of the engine; 0: one per physical core */
     const char *update;          /* "ring", "rolled", "replace"; NULL: the best that the engine runs */
-    const char *engine;          /* path of ONNX Runtime's library; NULL: $TXL_ONNXRUNTIME, else the system's search */
+    const char *engine;          /* path of ONNX Runtime's library; NULL: $TXL_ONNXRUNTIME, else the system's search; on
+                                  * Windows, else onnxruntime.dll beside the program or plugin */
     const char *manifest_sha256; /* SHA-256 of the only manifest.json to load, 64 lower-case hex digits; NULL: any */
     const void *ort_api_base;    /* the application's own OrtApiBase, used instead of `engine`; NULL: open `engine` */
     void *ort_env;               /* OrtEnv of that OrtApiBase, has to outlive the model; NULL: the library makes one */
     uint32_t flags;              /* TXL_LOAD_... */
+    const char *native_library;  /* path of the compiled step that runs the model instead of ONNX Runtime: a library that
+                                  * you built or trust, since its code runs, and that the bundle's engines/native/step.json
+                                  * has the SHA-256 of. NULL: ONNX Runtime. None is ever taken from a bundle by itself */
 } txl_load_options;
 
 typedef struct {
@@ -132,6 +139,7 @@ typedef struct {
     size_t logit_bias_count;
     const int32_t *forbid; /* ids that are never drawn */
     size_t forbid_count;
+    int32_t lookup; /* tokens of a draft, at most TXL_DRAFT, for txl_stream_generate and txl_sampler_next; 0: no drafts */
 } txl_sampling;
 
 typedef struct { /* a text that comes token by token; begin it with TXL_NEW */
@@ -145,7 +153,7 @@ TXL_API const char *txl_version(void);
 /* Write the name of the engine that these options choose (NULL: defaults), e.g. "ONNX Runtime 1.31.1", with a final 0. */
 TXL_API txl_code txl_engine(const txl_load_options *, char *text, size_t room, size_t *needed, txl_error *);
 
-/* Load a bundle from its folder or from memory, e.g. resources of the executable. All files that manifest.json lists have to
+/* Paths are UTF-8, on Windows too. Load a bundle from its folder or from memory, e.g. resources of the executable. All files that manifest.json lists have to
  * be there, report.html too; only engines/ may be missing. Sizes, hashes and tables are checked. Graphs are not: the engine
  * runs whatever they hold. So load your own bundles, and by `manifest_sha256` those of others that you have inspected. */
 TXL_API txl_code txl_model_load(const char *path, const txl_load_options *, txl_model **, txl_error *);
@@ -184,9 +192,16 @@ TXL_API int32_t txl_stream_batch(const txl_stream *);
 
 /* Run one segment. `inputs` and `outputs` are arrays in the tables' order; an output may be NULL. `counts` [b] is the number
  * of positions that count, NULL: T. E.g. T 4 and counts {4, 0}: sequence 0 advances by 4; sequence 1 is idle and keeps its
- * state. Outputs are 0 at positions that do not count. Without `commit` all sequences keep their states. RT */
+ * state. Outputs are 0 at positions that do not count. Without `commit` all sequences keep their states until
+ * txl_stream_commit. RT */
 TXL_API txl_code txl_stream_run(txl_stream *, int32_t T, const void *const *inputs, const int32_t *counts,
                                 void *const *outputs, int commit, txl_error *);
+/* Make the latest run without `commit` part of the state, or its first `counts` [b] positions, e.g. of a draft what came true;
+ * NULL: all that ran. A ring advances by fewer rows; where a state is replaced, a part runs once more, with the same inputs.
+ * Nothing happens if the run is part of the state already, or the state has changed since. TXL_USAGE, after which other counts
+ * can be given: more than ran, or rolled memory, exact or whole segments, or lockstep does not allow the part. RT, unless a part
+ * runs once more */
+TXL_API txl_code txl_stream_commit(txl_stream *, const int32_t *counts, txl_error *);
 /* Run any T, cut into segments from the start, the longest first: T 10 into 4, 4, 2 if the longest is 4. In a Transformer-XL
  * with a full memory later positions of a segment see further back, so a different cut gives slightly different numbers.
  * With `last` outputs are of the last position that counts and lack the axis of positions: [b, V], not [b, T, V]. If a state
@@ -198,7 +213,12 @@ TXL_API txl_code txl_stream_feed(txl_stream *, int32_t T, const void *const *inp
 TXL_API txl_code txl_stream_score(txl_stream *, const int32_t *tokens, int32_t T, const int32_t *counts, float *nll,
                                   txl_error *);
 /* Feed prompts [b, T] and draw `count` tokens per sequence: drawn [count, b] and, unless NULL, their log-probabilities
- * [count, b]. The last drawn token is not fed, so that it can be the first one of the next call. */
+ * [count, b]. The last drawn token is not fed, so that it can be the first one of the next call.
+ *
+ * With sampling.lookup a draft of the next tokens is looked up in the sequence: what followed the last time. It runs with the
+ * latest token as one segment; each position is drawn from with its own random number, and the first token that is not the
+ * draft's ends it. So the tokens are those of lookup 0, up to the rounding of a longer segment. Drafts that lose time pause.
+ * TXL_USAGE if a segment is not as many steps in this model, or it cannot commit a part of one. */
 TXL_API txl_code txl_stream_generate(txl_stream *, const txl_sampling *, const int32_t *tokens, int32_t T,
                                      const int32_t *counts, int32_t count, int32_t *drawn, float *logprobs, txl_error *);
 
@@ -213,6 +233,13 @@ TXL_API txl_code txl_sampler_draw(txl_sampler *, txl_stream *, int32_t *tokens, 
 /* Draw for one row with a sampler of one sequence, so that draws for other rows use none of its random numbers. Row -1 does
  * what txl_sampler_draw does. */
 TXL_API txl_code txl_sampler_draw_row(txl_sampler *, txl_stream *, int32_t row, int32_t *token, float *logprob, txl_error *);
+
+/* Feed prompts [b, T], or the tokens [b, 1] drawn last, and draw the next ones: drawn [count, b] and, unless NULL, their
+ * log-probabilities. `count` is 1, or with sampling.lookup 1 ... 1 + TXL_DRAFT, and at most `most`. The last of them is not
+ * fed: give it to the next call. If a draw fails, the `count` tokens before it are fed. One sampler, from the prompt on, gives
+ * what txl_stream_generate gives at once. */
+TXL_API txl_code txl_sampler_next(txl_sampler *, txl_stream *, const int32_t *tokens, int32_t T, const int32_t *counts,
+                                  int32_t most, int32_t *drawn, float *logprobs, int32_t *count, txl_error *);
 
 /* Give the sequences whose which[row] is not 0 the state of a new stream; NULL: all. RT */
 TXL_API txl_code txl_stream_reset(txl_stream *, const uint8_t *which, txl_error *);

@@ -186,6 +186,15 @@ public:
              bool commit = true) {
         detail::checked(txl_stream_run, get(), T, inputs, counts, outputs, commit);
     }
+    // Commit the latest run without a commit, or its first positions, one number for each sequence.
+    void commit() { detail::checked(txl_stream_commit, get(), nullptr); }
+    void commit(const std::vector<std::int32_t> &counts) {
+        if (counts.size() != static_cast<std::size_t>(get() ? batch() : 1))
+            throw Error(TXL_USAGE, (std::to_string(counts.size()) + " counts were given, expected one for each of " +
+                                    std::to_string(batch()) + " sequences; give so many")
+                                       .c_str());
+        detail::checked(txl_stream_commit, get(), counts.data());
+    }
     void feed(std::int32_t T, const void *const *inputs, void *const *outputs, const std::int32_t *counts = nullptr,
               bool last = false) {
         detail::checked(txl_stream_feed, get(), T, inputs, counts, outputs, last);
@@ -213,6 +222,19 @@ public:
         std::int32_t token = -1;
         sampler.draw(txl_sampler_draw_row, get(), row, &token, nullptr);
         return token;
+    }
+    // Feed token ids, flat [b, T], and draw what comes next, flat [n, b] with n 1 ... `most`, as txl_sampler_next. The
+    // last tokens are not fed: give them to the next call.
+    [[nodiscard]] std::vector<std::int32_t> next(Sampler &sampler, const std::vector<std::int32_t> &tokens,
+                                                 std::int32_t most = 1) {
+        const auto b = static_cast<std::size_t>(get() ? batch() : 1);
+        const auto room = most < 1 + TXL_DRAFT ? most : 1 + TXL_DRAFT;
+        std::int32_t count = 0;
+        std::vector<std::int32_t> drawn(room > 0 ? static_cast<std::size_t>(room) * b : 0);
+        sampler.draw(txl_sampler_next, get(), tokens.data(), positions(tokens), nullptr, room, drawn.data(), nullptr,
+                     &count);
+        drawn.resize(static_cast<std::size_t>(count) * b);
+        return drawn;
     }
     void reset(const std::uint8_t *which = nullptr) { detail::checked(txl_stream_reset, get(), which); }
     void select(const std::vector<std::int32_t> &rows) {

@@ -13,6 +13,10 @@
 
 #include "txl.hpp"
 
+#ifdef _WIN32
+#define setenv(name, value, over) _putenv_s(name, value)
+#endif
+
 namespace {
 
 // Longest segments of one piece. Pieces of whole segments are cut as the whole text would be, so the numbers are equal.

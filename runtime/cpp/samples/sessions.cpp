@@ -13,6 +13,10 @@
 
 #include "txl.hpp"
 
+#ifdef _WIN32
+#define setenv(name, value, over) _putenv_s(name, value)
+#endif
+
 namespace {
 
 constexpr int WORDS = 5;  // tokens of an answer

@@ -145,6 +145,8 @@ private:
         must(m.B <= MOST_UNSEEN || ranges::any_of(m.inputs, has) || ranges::any_of(m.outputs, has) ||
                  ranges::any_of(m.states, carries),
              "batch_size is ", m.B, ", which no input, output or state has, expected at most ", MOST_UNSEEN);
+        must(m.stepwise <= lengths_[0], "stepwise is ", m.stepwise, ", expected at most ", lengths_[0],
+             ", the positions of the longest segment");
         auto larger = m.B;
         for (auto size : m.batch_sizes) {
             must(size < larger, "batch_sizes are ", listed(m.batch_sizes), ", expected smaller ones than B ", m.B);

@@ -161,7 +161,9 @@ const char *txl_version(void) { return TXL_VERSION; }
 
 txl_code txl_engine(const txl_load_options *options, char *text, size_t room, size_t *needed, txl_error *error) {
     return guarded(error, [&] {
-        const auto found = "ONNX Runtime " + txl_runtime::Engine(taken(options)).version() + '\0';
+        const auto given = taken(options);
+        const auto found = given.native_library ? std::string("a step in C") + '\0'
+                                                : "ONNX Runtime " + txl_runtime::Engine(given).version() + '\0';
         fill(found.data(), found.size(), found.size(), text, room, needed);
     });
 }
@@ -192,7 +194,8 @@ txl_code txl_model_describe(const txl_model *handle, txl_model_info *info, txl_e
         const auto flag = [](bool is, unsigned int bit) { return is ? bit : 0U; };
         found.flags = flag(!m.lockstep, TXL_IS_INDEPENDENT) | flag(m.joint, TXL_IS_JOINT) |
                       flag(m.exact, TXL_IS_EXACT) | flag(model->text, TXL_IS_TEXT) |
-                      flag(model->scoring, TXL_IS_SCORING) | flag(m.counts_rows(), TXL_IS_COUNTING) | TXL_IS_ALLOCATING;
+                      flag(model->scoring, TXL_IS_SCORING) | flag(m.counts_rows(), TXL_IS_COUNTING) |
+                      flag(!model->native, TXL_IS_ALLOCATING);
         found.model_id = m.model_id.c_str(), found.update = name_of(model->update);
         found.engine = model->engine_name.c_str(), found.precision = m.precision.c_str();
         hand_out(found, info);
@@ -231,7 +234,8 @@ size_t txl_tensor_bytes(const txl_tensor *tensor, int32_t b, int32_t T) {
     for (std::int32_t axis = 0; axis < std::min(tensor->rank, std::int32_t{TXL_AXES}); ++axis) {
         const auto size = tensor->shape[axis];
         const auto given = size == TXL_SIZE_B ? b : size == TXL_SIZE_L ? std::int64_t(T) + tensor->lookahead : size;
-        if (given < 0 || __builtin_mul_overflow(bytes, std::size_t(given), &bytes)) return 0;
+        if (given < 0 || (given && bytes > SIZE_MAX / std::size_t(given))) return 0;
+        bytes *= std::size_t(given);
     }
     return bytes;
 }
@@ -303,6 +307,10 @@ txl_code txl_stream_run(txl_stream *handle, int32_t T, const void *const *inputs
     return with(handle, error, [&](auto &stream) { stream.run(T, inputs, counts, outputs, commit != 0); });
 }
 
+txl_code txl_stream_commit(txl_stream *handle, const int32_t *counts, txl_error *error) {
+    return with(handle, error, [&](auto &stream) { stream.commit(counts); });
+}
+
 txl_code txl_stream_feed(txl_stream *handle, int32_t T, const void *const *inputs, const int32_t *counts,
                          void *const *outputs, int last, txl_error *error) {
     return with(handle, error, [&](auto &stream) { stream.feed(T, inputs, counts, outputs, last != 0); });
@@ -334,6 +342,15 @@ txl_code txl_sampler_draw_row(txl_sampler *handle, txl_stream *stream, int32_t r
     return with(handle, error, [&](auto &sampler) {
         given(stream, txl_stream::NAME);
         stream->own.draw(sampler, row, tokens, logprobs);
+    });
+}
+
+txl_code txl_sampler_next(txl_sampler *handle, txl_stream *stream, const int32_t *tokens, int32_t T,
+                          const int32_t *counts, int32_t most, int32_t *drawn, float *logprobs, int32_t *count,
+                          txl_error *error) {
+    return with(handle, error, [&](auto &sampler) {
+        given(stream, txl_stream::NAME), given(count, "count");
+        stream->own.next(sampler, tokens, T, counts, most, drawn, logprobs, *count);
     });
 }
 

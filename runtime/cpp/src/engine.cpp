@@ -1,14 +1,11 @@
 #include "engine.hpp"
 
-#include <dlfcn.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 
 #include "error.hpp"
 #include "ranges.hpp"
+#include "system.hpp"
 
 namespace txl_runtime {
 namespace {
@@ -32,29 +29,20 @@ txl_dtype dtype_of(ONNXTensorElementDataType element) {
 }
 
 // Open the library and never close it: ONNX Runtime's threads may still run.
-const OrtApiBase *open_library(const char *asked) {
-#ifdef __APPLE__
-    std::vector<std::string> names = {"libonnxruntime.dylib"};
-#else
-    std::vector<std::string> names = {"libonnxruntime.so.1", "libonnxruntime.so"};
-#endif
-    const char *told = std::getenv("TXL_ONNXRUNTIME");
-    if (told && *told) names = {told};
+const OrtApiBase *open_engine(const char *asked) {
+    auto names = engine_names();
+    if (const auto told = variable("TXL_ONNXRUNTIME"); !told.empty()) names = {told};
     if (asked) names = {asked};
     std::string said;
     for (const auto &name : names) {
-        if (void *library = ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL)) {
-            void *symbol = ::dlsym(library, "OrtGetApiBase");
+        std::string why;
+        if (void *library = open_library(name, why)) {
+            void *symbol = symbol_of(library, "OrtGetApiBase");
             need(symbol != nullptr, TXL_BACKEND, name,
                  ": has no OrtGetApiBase, expected ONNX Runtime's library; give another");
-            return reinterpret_cast<const OrtApiBase *(*)()>(symbol)();
+            return reinterpret_cast<decltype(&OrtGetApiBase)>(symbol)();
         }
-        const std::string why = ::dlerror();
         said += (said.empty() ? "" : "; ") + why;
-        // The loader also says "No such file" of a library for a different processor.
-        if (why.find("No such file") != std::string::npos && name.find('/') != std::string::npos &&
-            ::access(name.c_str(), F_OK) == 0)
-            said += ", but there is such a file: it may be for another processor";
     }
     refuse(TXL_BACKEND, "ONNX Runtime cannot be opened (", said,
            "), expected its library; name it in options.engine or $TXL_ONNXRUNTIME");
@@ -80,7 +68,7 @@ Engine::Engine(const txl_load_options &options) {
     need(options.ort_api_base || !options.ort_env, TXL_USAGE,
          "ort_env is given without ort_api_base, expected both of one library; give its OrtApiBase too");
     const auto *base =
-        options.ort_api_base ? static_cast<const OrtApiBase *>(options.ort_api_base) : open_library(options.engine);
+        options.ort_api_base ? static_cast<const OrtApiBase *>(options.ort_api_base) : open_engine(options.engine);
     version_ = base->GetVersionString();
     std::sscanf(version_.c_str(), "%d.%d", &numbers_.first, &numbers_.second);
     need(numbers_ >= std::pair(1, 21), TXL_BACKEND, "ONNX Runtime is ", version_,
@@ -178,7 +166,8 @@ Session::Session(const Engine &engine, const std::string &graph, const std::stri
     if (!options.folder.empty()) {
         set(api.AddSessionConfigEntry(made, WEIGHTS_FOLDER, options.folder.c_str()));
     } else if (!options.weights.empty()) {
-        const char *names[] = {options.name.c_str()};
+        const auto name = system_path(options.name);
+        const ORTCHAR_T *names[] = {name.c_str()};
         char *data[] = {const_cast<char *>(options.weights.data())};
         const std::size_t sizes[] = {options.weights.size()};
         set(api.AddExternalInitializersFromFilesInMemory(made, names, data, sizes, 1));

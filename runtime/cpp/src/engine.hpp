@@ -7,6 +7,9 @@
 
 #include "array.hpp"
 #include "manifest.hpp"
+#ifdef __MINGW32__
+#define _Return_type_success_(holds)  // an annotation of Microsoft's compiler that the header takes for granted
+#endif
 #include "onnxruntime_c_api.h"
 
 namespace txl_runtime {

@@ -233,9 +233,10 @@ Manifest read_manifest(const std::string &text, const std::string &where) {
     hold_against(document, parse_json(published_schema(), "the schema"), where);
     Manifest m;
     take(document, "model_id", m.model_id, "precision", m.precision, "weights", m.weights, "vocabulary", m.vocabulary,
-         "selftest", m.selftest, "batch_size", m.B, "boundary_token", m.boundary, "batch_sizes", m.batch_sizes, "joint",
-         m.joint, "inputs", m.inputs, "outputs", m.outputs, "states", m.states, "programs", m.programs, "counters",
-         m.counters, "files", m.files);
+         "selftest", m.selftest, "batch_size", m.B, "boundary_token", m.boundary, "stepwise", m.stepwise,
+         "batch_sizes", m.batch_sizes, "joint", m.joint, "inputs", m.inputs, "outputs", m.outputs, "states", m.states,
+         "programs", m.programs, "counters", m.counters, "files", m.files);
+    m.family = document["family"].dump();
     // Only bundles of 0.8 have programs of this kind; nothing runs them.
     ranges::erase_if(m.programs, [](const Program &program) { return program.kind == "attention"; });
     for (const auto &program : m.programs)

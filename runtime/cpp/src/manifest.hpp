@@ -116,6 +116,7 @@ struct Manifest {
     std::string model_id, precision, weights;
     std::string vocabulary, selftest;   // empty: none
     std::int64_t B = 0, boundary = -1;  // -1: none
+    std::int64_t stepwise = 0;          // 0: not known
     Sizes batch_sizes;
     bool lockstep = false, joint = false, exact = false, by_rows = true;
     std::vector<Input> inputs;
@@ -125,6 +126,7 @@ struct Manifest {
     std::set<Rule> updates;  // the rules that have programs
     std::map<std::string, Counting> counters;
     std::map<std::string, Record> files;
+    std::string family;  // its JSON, which the compiled step alone reads
 
     [[nodiscard]] Sizes lengths() const;  // segment lengths, the largest first
     [[nodiscard]] std::vector<const State *> states_of(Rule update) const;

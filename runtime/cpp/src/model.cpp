@@ -53,10 +53,17 @@ Model::Model(std::unique_ptr<Files> from, const txl_load_options &options) : fil
     if (!manifest.vocabulary.empty())
         vocabulary = std::make_unique<Vocabulary>(read(manifest.vocabulary), manifest.vocab_size(),
                                                   files->where(manifest.vocabulary));
-    engine_ = std::make_unique<Engine>(options);
-    engine_name = "ONNX Runtime " + engine_->version();
+    if (!options.native_library) {
+        engine_ = std::make_unique<Engine>(options);
+        engine_name = "ONNX Runtime " + engine_->version();
+    }
     choose(options.update);
-    open_sessions();
+    if (options.native_library) {
+        native = std::make_unique<const Native>(*this, options);
+        engine_name = native->title, leading = true;
+    } else {
+        open_sessions();
+    }
     read_initial();
     need(files->identity({MANIFEST}) == of_manifest && files->identity(used) == of_files, TXL_BUNDLE,
          files->where(MANIFEST), ": the bundle was replaced while it was loaded, expected it to stay; load it again");
@@ -94,10 +101,10 @@ void Model::choose(const char *asked) {
         need(found != there.end(), TXL_USAGE, "update is ", brief(asked),
              ", and the bundle has no programs of that rule; leave it out");
         update = *found;
-        need(update != Rule::ring || engine_->runs_opset(24), TXL_UNSUPPORTED,
-             "update is ring, which needs ONNX Runtime 1.25 or newer, and this is ", engine_->version(),
-             "; use rolled");
-    } else if (update == Rule::ring && there.size() > 1 && !engine_->runs_opset(24)) {
+        if (update == Rule::ring && engine_ && !engine_->runs_opset(24))
+            refuse(TXL_UNSUPPORTED, "update is ring, which needs ONNX Runtime 1.25 or newer, and this is ",
+                   engine_->version(), "; use rolled");
+    } else if (update == Rule::ring && there.size() > 1 && engine_ && !engine_->runs_opset(24)) {
         update = *std::next(there.begin());
     }
     states = manifest.states_of(update);

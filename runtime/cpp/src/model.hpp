@@ -9,6 +9,7 @@
 #include "engine.hpp"
 #include "files.hpp"
 #include "manifest.hpp"
+#include "native.hpp"
 #include "words.hpp"
 
 namespace txl_runtime {
@@ -30,6 +31,7 @@ struct Model {
     bool text = false;                      // true: it reads only token ids and returns log-probabilities
     bool scoring = false;                   // true: `text`, and it has a state after each token
     std::unique_ptr<Vocabulary> vocabulary;
+    std::unique_ptr<const Native> native;  // null: ONNX Runtime runs the programs
     std::string engine_name;
 
     [[nodiscard]] const Engine &engine() const { return *engine_; }

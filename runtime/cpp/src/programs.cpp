@@ -42,6 +42,9 @@ Runner::Runner(const Model &model, States &states) : model_(model), states_(stat
         }
         bound_.push_back(std::move(bound));
     }
+    for (const auto &held : states.held())
+        if (held.layout != Layout::table)
+            (held.layout == Layout::keys ? keys_ : values_).push_back(held.sides[0].view().data);
 }
 
 Runner::~Runner() = default;
@@ -138,6 +141,14 @@ Route &Runner::bind(Bound &bound, std::int64_t rows, int side) {
 }
 
 void Runner::run(Bound &bound, std::int64_t rows) {
+    if (model_.native) {
+        const auto counts = [&](const char *role) {
+            return reinterpret_cast<const std::int32_t *>(states_.counts(role).data);
+        };
+        return model_.native->step(rows, bound.program->length, bound.inputs[0].as<std::int32_t>(), counts("valid"),
+                                   counts("fill"), counts("head"), keys_.data(), values_.data(),
+                                   bound.outputs[0].as<float>());
+    }
     const auto side = states_.side(0);
     std::unique_ptr<Route> once;
     if (model_.growing) once = route(bound, rows, side);  // shapes change from step to step: bind each time

@@ -35,6 +35,7 @@ private:
     [[nodiscard]] bool takes(const Program &program) const;
     std::unique_ptr<Route> route(Bound &bound, std::int64_t rows, int side);
     void collect(Bound &bound, Route &route);
+    std::vector<void *> keys_, values_;  // the compiled step's memory of each layer
     const Model &model_;
     States &states_;
     std::vector<Bound> bound_;

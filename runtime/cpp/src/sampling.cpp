@@ -45,26 +45,34 @@ Pcg64::Pcg64(const std::vector<std::uint32_t> &seed, std::uint32_t row) {
         c *= 0x58f38dedU, v *= c, v ^= v >> 16;
         q[i / 2] |= std::uint64_t(v) << (i % 2 ? 32 : 0);
     }
-    const auto wide = [](std::uint64_t high, std::uint64_t low) { return static_cast<Wide>(high) << 64 | low; };
-    inc_ = wide(q[2], q[3]) << 1 | 1;
-    state_ = inc_ + wide(q[0], q[1]);
+    inc_ = {q[2] << 1 | q[3] >> 63, q[3] << 1 | 1};
+    state_ = sum(inc_, {q[0], q[1]});
     step();
 }
 
-void Pcg64::step() {
-    constexpr auto MULT = static_cast<Wide>(0x2360ed051fc65da4ULL) << 64 | 0x4385df649fccf645ULL;
-    state_ = state_ * MULT + inc_;
+Pcg64::Wide Pcg64::sum(Wide a, Wide b) {
+    const auto low = a.low + b.low;
+    return {a.high + b.high + std::uint64_t(low < a.low), low};
 }
+
+Pcg64::Wide Pcg64::product(Wide a, Wide b) {
+    constexpr std::uint64_t HALF = 0xffffffff;
+    const auto a0 = a.low & HALF, a1 = a.low >> 32, b0 = b.low & HALF, b1 = b.low >> 32;
+    const auto middle = a1 * b0 + (a0 * b0 >> 32);
+    const auto other = a0 * b1 + (middle & HALF);
+    return {a.high * b.low + a.low * b.high + a1 * b1 + (middle >> 32) + (other >> 32), a.low * b.low};
+}
+
+void Pcg64::step() { state_ = sum(product(state_, {0x2360ed051fc65da4ULL, 0x4385df649fccf645ULL}), inc_); }
 
 double Pcg64::random() {
     step();
-    const auto x = std::uint64_t(state_ >> 64) ^ std::uint64_t(state_);
-    const auto r = static_cast<unsigned>(state_ >> 122);
+    const auto x = state_.high ^ state_.low, r = state_.high >> 58;
     const auto turned = x >> r | x << ((64 - r) & 63U);
     return double(turned >> 11) * 0x1p-53;
 }
 
-Sampler::Sampler(const txl_sampling &sampling, std::int32_t b)
+Sampler::Sampler(const txl_sampling &sampling, std::int32_t b, Clock clock)
     : temperature_(sampling.temperature),
       top_p_(sampling.top_p),
       top_k_(sampling.top_k),
@@ -86,6 +94,9 @@ Sampler::Sampler(const txl_sampling &sampling, std::int32_t b)
          " ids; give them");
     bias_.assign(sampling.logit_bias, sampling.logit_bias + sampling.logit_bias_count);
     forbid_.assign(sampling.forbid, sampling.forbid + sampling.forbid_count);
+    need(sampling.lookup >= 0 && sampling.lookup <= TXL_DRAFT, TXL_USAGE, "lookup is ", sampling.lookup,
+         ", expected a whole number of 0 ... ", TXL_DRAFT, "; 0 is off");
+    if (sampling.lookup) lookup_.emplace(sampling.lookup, std::size_t(b), std::move(clock));
     for (const auto &[token, bias] : bias_)
         need(bias >= -MOST_BIAS && bias <= MOST_BIAS, TXL_USAGE, "logit_bias is ", bias, " for token ", token,
              ", expected a number, -100 ... 100");
@@ -175,6 +186,7 @@ void Softmax::part(std::size_t cluster, const float *rows, std::int64_t n) {
     const auto columns = program.outputs[0].shape[1];
     auto &result = results_[cluster];
     if (result.shape.rank() == 0 || result.shape[0] < n) result = Array(TXL_FLOAT32, {n, columns});
+    if (model_.native) return model_.native->softmax(cluster, n, rows, result.as<float>());
     const Value input(model_.engine(), View(rows, TXL_FLOAT32, {n, width_}));
     const Value output(model_.engine(), View(result.view().data, TXL_FLOAT32, {n, columns}));
     input_names_[0] = program.inputs[0].name.c_str(), output_names_[0] = program.outputs[0].name.c_str();

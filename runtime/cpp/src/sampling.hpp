@@ -1,9 +1,10 @@
 // Log-probabilities, and draws of tokens from them, with the random numbers of NumPy's PCG64 (§ 7).
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <vector>
 
-#include "model.hpp"
+#include "lookup.hpp"
 
 namespace txl_runtime {
 
@@ -13,15 +14,20 @@ public:
     double random();  // in [0, 1)
 
 private:
-    __extension__ using Wide = unsigned __int128;
+    struct Wide {  // an unsigned number of 128 bits, which not every compiler has
+        std::uint64_t high, low;
+    };
+    static Wide sum(Wide a, Wide b);
+    static Wide product(Wide a, Wide b);
     void step();
-    Wide state_ = 0, inc_ = 0;
+    Wide state_{}, inc_{};
 };
 
 class Sampler {
 public:
-    Sampler(const txl_sampling &sampling, std::int32_t b);
+    Sampler(const txl_sampling &sampling, std::int32_t b, Clock clock = seconds);
     [[nodiscard]] std::size_t batch() const { return numbers_.size(); }
+    [[nodiscard]] Lookup *lookup() { return lookup_ ? &*lookup_ : nullptr; }  // null: no drafts
     // Throw TXL_USAGE if an id of `logit_bias` or `forbid` is none of V = `words`.
     void check(std::int64_t words) const;
     // Draw the next token of a sequence from its V = `words` log-probabilities.
@@ -37,6 +43,7 @@ private:
     txl_adjust adjust_;
     void *adjust_data_;
     std::vector<txl_bias> bias_;
+    std::optional<Lookup> lookup_;
     std::vector<Pcg64> numbers_;
     std::vector<double> weights_, row_;              // row_: [V] adjusted log-probabilities
     std::vector<std::int32_t> ids_, forbid_, last_;  // last_: [b] tokens drawn last, -1 for none

@@ -67,7 +67,11 @@ public:
         std::map<std::string, Pairs> outputs;
         for (std::int64_t step = 0; step < steps_; ++step) segment(stream, step, outputs);
         double allowed[] = {ROUNDING, ROUNDING};
-        for (int side = 0; side < 2 && m_.precision != "fp32"; ++side) allowed[side] += FURTHER * reached(side);
+        for (int side = 0; side < 2; ++side)
+            if (model_->native)
+                allowed[side] += FURTHER * model_->native->reached[std::size_t(side)];
+            else if (m_.precision != "fp32")
+                allowed[side] += FURTHER * reached(side);
         double worst = 0;
         std::size_t values = 0;
         for (const auto &[_, pairs] : outputs)

@@ -122,6 +122,7 @@ void Stream::restore(std::int32_t row, std::string_view bytes) {
         carried.tensors.emplace(state->name, std::move(tensor));
     }
     refused(known == stored.all.size(), "has tensors that the model does not know");
+    tried_ = 0;
     if (n == b_) states_->reset();
     for (std::size_t i = 0; n < b_ && i < rows.size(); ++i) states_->reset(rows[i]);
     states_->put(rows, carried);

@@ -18,7 +18,10 @@ States::States(const Model &model, std::int64_t most)
       head_(TXL_INT32, {B_}),
       sides_(std::size_t(B_)) {
     for (const auto *state : model.states) {
-        Held held{state, {Array(state->dtype, Shape(state->shape)), Array()}, {}};
+        Held held{state, Layout::table, {}, {}};
+        if (model.native) held.layout = held_.size() % 2 ? Layout::values : Layout::keys;
+        held.sides[0] =
+            model.native ? model.native->memory(*state, held.layout) : Array(state->dtype, Shape(state->shape));
         if (state->update != Rule::ring) held.sides[1] = Array(state->dtype, Shape(state->shape));
         if (state->slots) R_ = state->slots;
         held_.push_back(std::move(held));
@@ -47,6 +50,11 @@ void States::reset(std::int64_t row) {
 // Write a sequence's initial value; row -1 writes a whole tensor that sequences share.
 void States::start(Held &held, std::int64_t row) {
     const auto first = model_.initial.at(held.state->name).view();
+    if (model_.native)
+        return run(0, 0, R_, [&](std::int64_t slot, std::int64_t, std::int64_t count) {
+            const auto to = slots_of(held, row, slot, count);
+            copy(to, first.broadcast(to.shape));
+        });
     const auto view = held.state->counted() ? rows_of(held, row) : row < 0 ? held.sides[0].view() : own(held, row);
     if (view.shape.product()) copy(view, first.broadcast(view.shape));
 }
@@ -59,14 +67,26 @@ View States::rows_of(const Held &held, std::int64_t row) const {
     return own(held, row).moved(held.state->row_axis - 1, 0);
 }
 
+View States::slots_of(const Held &held, std::int64_t row, std::int64_t first, std::int64_t count) const {
+    if (held.layout == Layout::table) return rows_of(held, row).narrow(0, first, count);
+    return native_slots(own(held, row), held.layout, held.state->shape.back(), first, count);
+}
+
+template <typename Move>
+void States::run(std::int64_t first, std::int64_t before, std::int64_t count, Move move) const {
+    if (!model_.native) return move(first, before, count);
+    for (std::int64_t some = 0; count > 0; first += some, before += some, count -= some)
+        move(first, before, some = std::min(count, STRIP_SLOTS - first % STRIP_SLOTS));
+}
+
 template <typename Move>
 void States::pieces(std::int64_t row, Move move) const {
     const std::int64_t count = fill()[row];
     if (!ring_) return move(M_ - count, 0, count);
     const std::int64_t first = ((head_.as<std::int32_t>()[row] - count) % R_ + R_) % R_,
                        before = std::min(count, R_ - first);
-    move(first, 0, before);
-    move(0, before, count - before);
+    run(first, 0, before, move);
+    run(0, before, count - before, move);
 }
 
 Array States::gathered(const Held &held, const std::vector<std::int32_t> &rows) const {
@@ -99,7 +119,7 @@ Carried States::take(const std::vector<std::int32_t> &rows) const {
         for (std::size_t i = 0; i < rows.size(); ++i) {
             const auto to = all.view().at(0, i).narrow(0, longest - found.fill[i], found.fill[i]);
             pieces(rows[i], [&](std::int64_t from, std::int64_t at, std::int64_t count) {
-                copy(to.narrow(0, at, count), rows_of(held, rows[i]).narrow(0, from, count));
+                copy(to.narrow(0, at, count), slots_of(held, rows[i], from, count));
             });
         }
         found.tensors.emplace(state.name, std::move(all));
@@ -135,7 +155,7 @@ void States::put(const std::vector<std::int32_t> &rows, const Carried &carried) 
             const auto count = fill()[rows[i]];
             const auto from = all.at(0, i).narrow(0, all.shape[1] - count, count);
             pieces(rows[i], [&](std::int64_t to, std::int64_t before, std::int64_t some) {
-                copy(rows_of(held, rows[i]).narrow(0, to, some), from.narrow(0, before, some));
+                copy(slots_of(held, rows[i], to, some), from.narrow(0, before, some));
             });
         }
     }
@@ -156,7 +176,7 @@ Array States::table(std::size_t index, std::int64_t b) const {
         const std::int64_t count = fill()[row];
         const auto to = all.view().at(state.batch_axis, row).moved(state.row_axis - 1, 0).narrow(0, M_ - count, count);
         pieces(row, [&](std::int64_t from, std::int64_t at, std::int64_t some) {
-            copy(to.narrow(0, at, some), rows_of(held, row).narrow(0, from, some));
+            copy(to.narrow(0, at, some), slots_of(held, row, from, some));
         });
     }
     return all;
@@ -194,7 +214,7 @@ void States::advance(std::int64_t rows) {
         if (ring_ && head >= R_) {
             head -= std::int32_t(R_);
             for (const auto &held : held_) {
-                if (held.state->update != Rule::ring) continue;
+                if (held.layout != Layout::table || held.state->update != Rule::ring) continue;
                 const auto slots = rows_of(held, row);
                 copy(slots.narrow(0, 0, head), slots.narrow(0, R_, head));
             }

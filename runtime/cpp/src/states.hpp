@@ -21,6 +21,7 @@ struct Carried {
 
 struct Held {
     const State *state;
+    Layout layout;
     std::array<Array, 2> sides;   // of a ring only the first; memory for the largest shape, `shape` is the present one
     std::array<bool, 2> there{};  // per side; false: absent
 };
@@ -51,10 +52,14 @@ public:
 private:
     [[nodiscard]] View own(const Held &held, std::int64_t row) const;      // one sequence's part of its present side
     [[nodiscard]] View rows_of(const Held &held, std::int64_t row) const;  // its memory, [slots, ...]
+    // Return contiguous slots of its memory, [count, ...].
+    [[nodiscard]] View slots_of(const Held &held, std::int64_t row, std::int64_t first, std::int64_t count) const;
     // Call move(place, rows before it, length) for each contiguous run of filled memory rows, the oldest first. A ring
-    // has two runs: with 8 slots, head 2 and 5 rows they are (5, 0, 3) and (0, 3, 2).
+    // has two runs: with 8 slots, head 2 and 5 rows they are (5, 0, 3) and (0, 3, 2). The compiled step's end at strips.
     template <typename Move>
     void pieces(std::int64_t row, Move move) const;
+    template <typename Move>
+    void run(std::int64_t first, std::int64_t before, std::int64_t count, Move move) const;
     [[nodiscard]] Array gathered(const Held &held, const std::vector<std::int32_t> &rows) const;  // not memory
     void start(Held &held, std::int64_t row);
     const Model &model_;

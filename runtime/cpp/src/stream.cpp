@@ -1,6 +1,7 @@
 #include "stream.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "error.hpp"
 #include "ranges.hpp"
@@ -41,7 +42,7 @@ bool inside(const View &view, std::int64_t vocab) {
 }  // namespace
 
 Stream::Stream(std::shared_ptr<const Model> model, std::int64_t b, std::int64_t memory_length)
-    : model_(std::move(model)) {
+    : model_(std::move(model)), parts_(*model_) {
     const auto &manifest = model_->manifest;
     const auto M = manifest.memory_length();
     check_batch(b);
@@ -77,11 +78,12 @@ void Stream::set_batch(std::int64_t b) {
 }
 
 void Stream::prepare() {
+    tried_ = 0;
     states_->reset();
     for (auto &bound : runner_->all()) {
         if (model_->growing) break;  // the state chooses the program of each step, so none can be bound before
         const auto rows = model_->leading ? b_ : model_->manifest.B;
-        for (auto some = model_->leading ? 1 : rows; some <= rows; ++some)
+        for (auto some = model_->leading ? 1 : rows; some <= rows && !model_->native; ++some)
             for (int side = 0; side < 2; ++side) runner_->bind(bound, some, side);
         for (int twice = 0; twice < 2; ++twice) {
             std::fill_n(states_->valid(), model_->manifest.B, 0);
@@ -137,10 +139,10 @@ void Stream::read_tokens(std::int64_t length, const std::int32_t *tokens, const 
 }
 
 // Step over ids_ [b, T] in the table's order of axes: [T, b], [b, T], or [b] for one position.
-bool Stream::step_tokens(std::int64_t first, std::int64_t length) {
+bool Stream::step_tokens(std::int64_t first, std::int64_t length, bool commit) {
     const auto &axes = model_->given[0]->axes;
     inputs_[0] = axes.positions.empty() ? ids_.at(1, first) : axes.batch == 1 ? ids_.moved(0, 1) : ids_;
-    return step(first, length, true);
+    return step(first, length, commit);
 }
 
 void Stream::check_ids() const {
@@ -211,16 +213,20 @@ void Stream::check_feed(std::int64_t length) {
     for (const auto &output : model_->manifest.outputs) cuttable(output);
 }
 
+void Stream::count_inside() {
+    const auto most = ranges::max(inside_);
+    for (std::int64_t row = 0; row < model_->manifest.B; ++row)
+        states_->valid()[row] = row < b_ ? inside_[row] : model_->manifest.lockstep ? most : 0;
+}
+
 bool Stream::step(std::int64_t first, std::int64_t length, bool commit) {
-    const auto &manifest = model_->manifest;
-    std::int64_t rows = b_, most = 0;
+    std::int64_t rows = b_;
+    tried_ = 0;  // if the engine fails, there is nothing to commit
     while (rows && !inside_[rows - 1]) --rows;
     if (!rows) return false;
-    if (!model_->leading) rows = manifest.B;
+    if (!model_->leading) rows = model_->manifest.B;
     auto &bound = runner_->find(length);
-    for (auto count : inside_) most = std::max<std::int64_t>(most, count);
-    for (std::int64_t row = 0; row < manifest.B; ++row)
-        states_->valid()[row] = row < b_ ? inside_[row] : std::int32_t(manifest.lockstep ? most : 0);
+    count_inside();
     for (std::size_t i = 0; i < inputs_.size(); ++i) {
         const auto &axes = model_->given[i]->axes;
         const auto to = bound.inputs[i].view();
@@ -238,8 +244,34 @@ bool Stream::step(std::int64_t first, std::int64_t length, bool commit) {
     if (commit) {
         states_->advance(rows);
         keep_last();
+    } else {
+        tried_ = rows;
     }
     return true;
+}
+
+void Stream::commit(const std::int32_t *counts) {
+    if (counts) read_counts(model_->lengths[0], counts);
+    if (!tried_) return;
+    const auto *ran = states_->valid();
+    if (!counts) counts_.assign(ran, ran + b_);
+    parts_.check(counts_, ran);
+    const auto rows = std::exchange(tried_, 0);
+    const bool all = std::equal(counts_.begin(), counts_.end(), ran);
+    inside_ = counts_;
+    if (!ranges::max(inside_)) return;
+    if (all || !parts_.again) {
+        count_inside();
+        states_->advance(rows), keep_last();
+        return;
+    }
+    std::vector<Array> kept;  // copies: the part may run in the same program, which clears its inputs first
+    for (std::size_t i = 0; i < inputs_.size(); ++i) {
+        const auto from = ran_->inputs[i].view();
+        copy(kept.emplace_back(from.dtype, from.shape).view(), from);
+        inputs_[i] = kept.back().view();
+    }
+    step(0, ranges::max(inside_), true);
 }
 
 // Return a position's input of the softmax [F], or its log-probabilities [V], in the segment that ran last.
@@ -319,6 +351,7 @@ void Stream::feed(std::int64_t length, const void *const *inputs, const std::int
 }
 
 void Stream::reset(const std::uint8_t *which) {
+    tried_ = 0;  // an uncommitted segment began from a different state; so it is below
     const auto many = which ? std::count_if(which, which + b_, [](auto one) { return one != 0; }) : b_;
     need(many == 0 || many == b_ || !model_->manifest.lockstep, TXL_USAGE,
          "some sequences are to be reset, but this model's run in lockstep, expected all or none; reset all");
@@ -336,6 +369,7 @@ void Stream::select(const std::int32_t *rows, std::int64_t count) {
         need(row >= 0 && row < b_, TXL_USAGE, "sequence ", row, " was selected, expected 0 ... ", b_ - 1,
              "; name those that there are");
     const auto carried = states_->take(from);
+    tried_ = 0;
     std::vector<char> fed;
     for (auto row : from) fed.push_back(fed_[row]);
     Array last = last_.shape.rank() ? Array(TXL_FLOAT32, last_.shape) : Array();

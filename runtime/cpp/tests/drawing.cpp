@@ -16,6 +16,10 @@
 
 #include "txl.hpp"
 
+#ifdef _WIN32
+#define setenv(name, value, over) _putenv_s(name, value)
+#endif
+
 namespace {
 
 const std::vector<std::int32_t> PROMPT = {1, 70, 200, 9, 5, 6, 0, 3};  // [2, 4]

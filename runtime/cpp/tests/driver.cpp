@@ -1,5 +1,6 @@
 // Lets the runner of the conformance list drive this library, by the protocol of conformance/README.md: a JSON object a
-// line in, and one out. It calls the library through txl.h and txl.hpp alone.
+// line in, and one out; beyond it, it commits parts of a segment, drafts, and runs a compiled step. It calls the
+// library through txl.h and txl.hpp alone.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -14,6 +15,10 @@
 #include <vector>
 
 #include "txl.hpp"
+
+#ifdef _WIN32
+#define setenv(name, value, over) _putenv_s(name, value)
+#endif
 
 namespace {
 
@@ -147,6 +152,7 @@ private:
         if (does == "selftest") return {{"passed", selftest()}};
         need(stream_ != nullptr, "no stream is open, expected open before anything that has a state");
         if (does == "run" || does == "feed") return run(r, does == "feed");
+        if (does == "commit") return stream_->commit(numbers_of(r.at("counts"))), Json::object();
         if (does == "score") return score(r);
         if (does == "generate") return generate(r, line);
         if (does == "state") return state();
@@ -182,11 +188,13 @@ private:
 
     Json load(const Json &r) {
         std::string name;
-        const auto how = options(r.value("update", Json()), name);
+        auto how = options(r.value("update", Json()), name);
+        const auto library = r.value("native_library", std::string());  // beyond the protocol
+        if (!library.empty()) how.native_library = library.c_str();
         stream_.reset(), model_.reset();
         model_ = std::make_unique<txl::Model>(r.at("path").get<std::string>(), how);
         inputs_ = model_->table(TXL_INPUTS), outputs_ = model_->table(TXL_OUTPUTS), states_ = model_->table(TXL_STATES);
-        return {{"update", model_->info().update}};
+        return {{"update", model_->info().update}, {"engine", model_->info().engine}};
     }
 
     Json open(const Json &r) {
@@ -320,6 +328,7 @@ private:
         sampling.temperature = r["temperature"];
         sampling.top_k = top_k.is_null() ? 0 : top_k.get<std::int32_t>();
         sampling.top_p = top_p.is_null() ? 0 : top_p.get<double>();
+        sampling.lookup = r.value("lookup", 0);
         const auto seed = seed_of(line);
         sampling.seed_words = seed.data(), sampling.seed_count = seed.size();
         const auto all = static_cast<std::size_t>(count * stream_->batch());

@@ -1,4 +1,4 @@
-/* What the conformance list cannot ask: older structs, missing arguments, errors without room, models from memory, and
+/* Tests beyond the conformance list: older structs, missing arguments, errors without room, models from memory, and
  * the order in which things are freed. Says what is wrong, and ends with 1 then.
  *
  *     txl-misuse BUNDLE FILE...      of a bundle with stored vectors; the names of all of its files */
@@ -83,7 +83,7 @@ static void draw_again(txl_model *model) {
     txl_sampler_free(sampler), txl_stream_free(stream);
 }
 
-/* What a sampler of one sequence draws for a row is what it draws on a stream of its own, whatever other rows do. */
+/* A sampler of one sequence draws for a row what it draws on a stream of its own, whatever the other rows do. */
 static void draw_rows(txl_model *model) {
     enum { ROUNDS = 12 };
     txl_error error = TXL_NEW(txl_error);
@@ -130,11 +130,25 @@ static void draw_rows(txl_model *model) {
            "a row that was reset is not drawn for");
     expect(txl_sampler_draw_row(samplers[1], shared, 1, tokens, NULL, &error) == TXL_OK && tokens[0] >= 0,
            "a row beside one that was reset is drawn for");
+    int32_t some = 7;
+    expect(txl_sampler_next(both, shared, tokens, 1, NULL, 1, tokens, NULL, NULL, &error) == TXL_USAGE &&
+               strstr(error.message, "count is NULL"),
+           "a place for the count is needed");
+    expect(txl_sampler_next(both, shared, tokens, 1, NULL, 0, tokens, NULL, &some, &error) == TXL_USAGE && some == 0 &&
+               strstr(error.message, "at most 0 tokens"),
+           "no tokens are refused");
+    expect(txl_sampler_next(samplers[0], shared, tokens, 1, NULL, 1, tokens, NULL, &some, &error) == TXL_USAGE,
+           "a sampler of one is not one of two");
+    expect(txl_stream_commit(NULL, NULL, &error) == TXL_USAGE, "no stream is refused");
+    expect(txl_stream_commit(shared, NULL, &error) == TXL_OK, "a state that is committed stays");
+    sampling.lookup = TXL_DRAFT;
+    sampling.size = offsetof(txl_sampling, lookup); /* a struct of an older header */
+    expect(txl_stream_generate(shared, &sampling, tokens, 1, NULL, 0, NULL, NULL, &error) == TXL_OK, error.message);
     for (int i = 0; i < 3; ++i) txl_sampler_free(samplers[i]);
     txl_sampler_free(both), txl_stream_free(shared), txl_stream_free(own);
 }
 
-/* What is told of an array: where it is in its table, and how many bytes it has. */
+/* Finds each array by its name, and checks the bytes of arrays of given shapes. */
 static void find_arrays(txl_model *model) {
     txl_error error = TXL_NEW(txl_error);
     txl_tensor tensor = TXL_NEW(txl_tensor);

@@ -12,6 +12,10 @@
 
 #include "txl.hpp"
 
+#ifdef _WIN32
+#define setenv(name, value, over) _putenv_s(name, value)
+#endif
+
 namespace {
 
 constexpr int THREADS = 8;

@@ -1,27 +1,27 @@
-"""The operations that a model supports, e.g. scoring or ragged segments, derived once from its bundle's tables."""
+"""The operations that a model supports, e.g. scoring or ragged segments, derived from its bundle's tables."""
 
 from __future__ import annotations
 
 from txl_runtime.bundle.tables import Tables
 
 ORDERS = (("B", "L"), ("L", "B"), ("B",))
-"""Declared axes of tokens that a stream can feed from ids [b, T]; log-probabilities have one more axis, V."""
+"""Shapes of a token input that a stream can feed from ids [b, T]. Log-probabilities have one more axis, V."""
 
 
 class Abilities:
-    """The flags of operations that the tables allow. `streaming.inputs.refusal` puts a missing one into words.
+    """Flags of the operations that the tables allow. `streaming.inputs.refusal` makes a message for a missing one.
 
     Attributes:
         run_apart: each sequence can be idle, reset and moved alone; otherwise all of them run in lockstep.
-        run_fewer: a stream may have fewer than B sequences; otherwise they influence one another.
-        run_ragged: each sequence may have its own number of valid positions in a segment, from 0 to the program's L.
+        run_fewer: a stream may have fewer than batch_size sequences; otherwise sequences influence one another.
+        run_ragged: sequences may have different numbers of valid positions in a segment, 0 … its length.
         run_single: a segment of one position can be run.
         count_rows: the runtime counts memory rows, so that callers can read their number and limit it.
-        read_text: it reads token ids and nothing else, and returns log-probabilities, in any shapes.
-        pair_tokens: it declares ids as ["B", "L"] and log-probabilities as ["B", "L", V].
-        feed_tokens: it reads and returns one token after the other, so that a stream takes ids [b, T].
-        score: `feed_tokens`, and there is a state after every token, which scoring and generating need.
-        feed_freely: ids [b, T] run in segments of any split, with a different number of tokens for each sequence.
+        read_text: the model reads token ids and nothing else, and returns log-probabilities, in any shapes.
+        pair_tokens: ids are declared as ["B", "L"] and log-probabilities as ["B", "L", V].
+        feed_tokens: ids [b, T] can be fed: the model returns log-probabilities for each token that it reads.
+        score: `feed_tokens`, and the state after every single token is known, which scoring and generating need.
+        feed_freely: ids [b, T] can be cut into segments anywhere, and sequences may have different numbers of tokens.
     """
 
     def __init__(self, tables: Tables) -> None:

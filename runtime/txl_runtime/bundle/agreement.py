@@ -1,7 +1,7 @@
 """Checks that a bundle's tables do not contradict each other, so that readers can trust them without opening a graph.
 
-This module checks ranges, uniqueness and sizes, and that every program has exactly the inputs and outputs that follow
-from the tables. `bindings` compares a graph with its program's row when the graph is opened.
+This module checks ranges, uniqueness and sizes, and that every program has exactly the inputs and outputs that the
+tables imply. `bindings` compares a graph with its program's row in the table when the graph is opened.
 """
 
 from __future__ import annotations
@@ -24,24 +24,26 @@ from txl_runtime.bundle.tables import (
 )
 
 SEGMENT_KINDS = ("step", "logprobs", "hidden")
-"""Kinds of programs that run segments in a bundle; engines have further ones."""
+"""Kinds of programs in a bundle that run segments; engines have more kinds."""
 MOST_VALUES = 2**40
-"""Most values of one state tensor, 4 TiB as float32: a larger shape is a mistake in the file."""
+"""Maximum number of values of one state tensor; as float32, 4 TiB. A larger shape is a mistake in the file."""
 MOST_UNSEEN = 2**12
-"""Largest B where no tensor has a batch axis: no shape bounds B then, and a stream keeps a count per sequence."""
+"""Largest batch size if no tensor has a batch axis: no shape limits it then, but streams keep a counter per
+sequence.
+"""
 _OUT = r'<>:"|?*\\/\x00-\x1f\x7f'
 PART = re.compile(rf"(?!(con|prn|aux|nul|com\d|lpt\d)(\.|$))[^{_OUT}]*[^{_OUT} .]", re.IGNORECASE)
-"""One part of a path that every system allows: no device name of Windows such as "con", no final dot or space."""
+"""A folder or file name that every system allows: e.g. not "con", a device on Windows, and no final dot or space."""
 
 
 def contradictions(tables: Tables, used: Sequence[str], files: Collection[str]) -> Iterator[str]:
-    """Yield one sentence per contradiction in a manifest; none if it is sound.
+    """Yield one sentence for each contradiction in a manifest; nothing if the manifest is sound.
 
     Args:
-        used: paths that the manifest names.
-        files: paths in its list of files.
+        used: paths that the manifest names outside its list of files.
+        files: paths in the manifest's list of files.
 
-    The time is about linear in the manifest's length, even for a hostile one.
+    The time grows about linearly with the manifest's length, even if the manifest is hostile.
     """
     yield from (f"{path} is used but not in the list of files" for path in used if path not in files)
     alike = Counter(path.casefold() for path in files)
@@ -52,7 +54,7 @@ def contradictions(tables: Tables, used: Sequence[str], files: Collection[str]) 
             yield f"file name {path!r} is there twice but for upper and lower case, expected it once"
     found = [*_rules(tables), *_interface(tables)]
     yield from found
-    if not found:  # what follows is derived from tables that have to be sound
+    if not found:  # the next checks assume that the tables so far are sound
         for state in tables.states:
             yield from _state(tables, state)
         yield from chain(_memory(tables), _programs(tables), differences(tables))
@@ -114,6 +116,9 @@ def _interface(m: Tables) -> Iterator[str]:
         yield "sequences are independent, but the programs read no valid"
     if [m.batch_size, *m.batch_sizes] != sorted({m.batch_size, *m.batch_sizes}, reverse=True):
         yield f"batch_sizes are {list(m.batch_sizes)}, expected smaller ones than B {m.batch_size}, the largest first"
+    longest = m.segment_lengths[0] if m.segment_lengths else 0
+    if m.stepwise is not None and m.stepwise > longest:
+        yield f"stepwise is {m.stepwise}, expected at most {longest}, the positions of the longest segment"
     seen = [entry.axes.batch for entry in m.interface] + [state.batch_axis for state in m.states]
     if m.batch_size > MOST_UNSEEN and all(axis is None for axis in seen):
         yield f"batch_size is {m.batch_size}, which no input, output or state has, expected at most {MOST_UNSEEN}"
@@ -129,7 +134,7 @@ def _interface(m: Tables) -> Iterator[str]:
 
 
 def _columns(output: Output, vocab_size: int) -> Iterator[str]:
-    """Check that log-probabilities have V columns and that their clusters are consecutive ranges that end at V."""
+    """Check that log-probabilities have one column per token id, and that clusters are consecutive ranges of ids."""
     columns = output.shape[-1] if output.shape else "no"
     if vocab_size and columns != vocab_size:
         yield f"{output.name} has {columns} columns, expected the {vocab_size} of the vocabulary"
@@ -165,7 +170,7 @@ def _state(m: Tables, state: StateTensor) -> Iterator[str]:
 
 
 def _memory(m: Tables) -> Iterator[str]:
-    """Check the memory rows that the runtime moves: equal shapes within a rule, the same tensors in every rule."""
+    """Check the memory rows: equal row shapes within an update rule, and the same tensors in every rule."""
     rows = {state.name: (state.row_shape, state.dtype) for state in m.states if state.counted}
     initial = {state.name: state.initial for state in m.states}
     for state in m.states:
@@ -173,7 +178,7 @@ def _memory(m: Tables) -> Iterator[str]:
             yield f"{state.name} starts as {state.initial} and as {initial[state.name]}, expected the same in all rules"
     held, run = {state.update for state in m.states}, set(m.updates)
     if run and "replace" not in run:
-        held.discard("replace")  # "replace" states may accompany memory rows
+        held.discard("replace")  # memory rows may come together with "replace" states
     for rule in sorted(held ^ run if m.states else ()):
         yield f"the state table does not fit: rule {rule} has states or programs, expected both"
     if "fill" in m.counters and m.states and not rows:
@@ -207,7 +212,7 @@ def _memory(m: Tables) -> Iterator[str]:
 
 
 def _programs(m: Tables) -> Iterator[str]:
-    """Check that no program is missing and that each reads and returns what the tables say."""
+    """Check that no program is missing, and that each reads and returns exactly what the tables imply."""
     lengths, states = m.segment_lengths, {rule: m.states_of(rule) for rule in UPDATE_RULES}
     for rule in m.updates:
         mine = [program for program in m.programs if program.update == rule]
@@ -282,7 +287,7 @@ def _takes(spec: TensorSpec, state: StateTensor) -> bool:
 
 
 def _softmax(output: Output | None) -> dict[str, tuple[tuple[TensorSpec, ...], ...]]:
-    """Return (inputs, outputs) of "head" and each "tail.<c>"; the head has one last column for each further cluster."""
+    """Return (inputs, outputs) of "head" and of each "tail.<c>"; the head ends with a column per further cluster."""
     found: dict[str, tuple[tuple[TensorSpec, ...], ...]] = {}
     for cluster, (first, last) in enumerate(() if output is None else output.clusters):
         assert output is not None

@@ -11,21 +11,22 @@ import numpy as np
 from txl_runtime.types import Array, Ids
 
 ALL = slice(None)
+"""An index that takes all of an axis."""
 T = TypeVar("T")
 
 
 class Axes:
-    """The axes of a tensor, e.g. ("B", "L", 3). Methods that only index an array take NumPy's or torch's.
+    """The axes of a tensor, e.g. ("B", "L", 3). Methods that only index an array accept NumPy arrays and torch tensors.
 
     Args:
-        shape: a number, "B" or "L" for each axis. "B" stands at most once.
-        ahead: positions that the tensor has after the segment's own: for L = 8 and ahead = 2 the axis has 10.
+        shape: for each axis a number, or "B" for sequences, or "L" for positions. "B" occurs at most once.
+        ahead: number of look-ahead positions after the segment's own: with 8 positions and ahead 2 the axis has 10.
 
     Attributes:
         shape, ahead: the arguments.
         plain: whether the shape is ("B", "L").
-        batch: the axis of sequences; None where all sequences share the tensor.
-        positions: the axes of positions; mostly one or none. For a state with memory rows, the axis of those rows.
+        batch: index of the axis of sequences; None if all sequences share the tensor.
+        positions: indices of the axes of positions, mostly one or none; for a memory tensor, the axis of its rows.
     """
 
     def __init__(self, shape: Sequence[int | str], ahead: int = 0) -> None:
@@ -36,12 +37,12 @@ class Axes:
 
     @cached_property
     def alone(self) -> Axes:
-        """The same axes without "B", those of one sequence's part."""
+        """The same axes without "B": the axes of one sequence's part."""
         return Axes([size for size in self.shape if size != "B"], self.ahead)
 
     @cached_property
     def still(self) -> Axes:
-        """The same axes without "L", those of one position."""
+        """The same axes without "L": the axes of one position."""
         return Axes([size for size in self.shape if size != "L"])
 
     def filled(self, batch: T, positions: T) -> tuple[T | int, ...]:
@@ -50,12 +51,15 @@ class Axes:
         return tuple(known[size] if isinstance(size, str) else size for size in self.shape)
 
     def sizes(self, batch_size: int, length: int) -> tuple[int, ...]:
-        """Return the shape for segments of `length` positions; the axis of positions has length + ahead."""
+        """Return the shape for a segment of `length` positions; an axis of positions has the size length + ahead."""
         return self.filled(batch_size, length + self.ahead)
 
     def at(self, rows: Any = ALL, positions: Any = ALL) -> tuple[Any, ...]:
-        """Return the index of these sequences and positions, ignoring an axis that the tensor lacks."""
-        key = [*[ALL] * len(self.shape), ...]  # "...": indexing a tensor of one value gives an array, no scalar
+        """Return the index, for NumPy or torch, of these sequences and positions, ignoring axes that the
+        tensor lacks.
+        """
+        # with "..." in the index, a single value comes out as an array, not as a scalar
+        key = [*[ALL] * len(self.shape), ...]
         if self.batch is not None:
             key[self.batch] = rows
         for axis in self.positions:
@@ -63,11 +67,11 @@ class Axes:
         return tuple(key)
 
     def window(self, first: int, end: int, rows: Any = ALL) -> tuple[Any, ...]:
-        """Return the index of the positions first … end + ahead - 1."""
+        """Return the index of the positions first … end - 1 and the `ahead` positions after them."""
         return self.at(rows, slice(first, end + self.ahead))
 
     def length(self, array: Any) -> int:
-        """Return T, the size of the axis of positions less `ahead`; 1 if the tensor has no such axis."""
+        """Return the number of positions: the size of the axis less `ahead`; 1 if the tensor has no such axis."""
         return int(array.shape[self.positions[0]]) - self.ahead if self.positions else 1
 
     def one(self, array: Any, row: int) -> Any:
@@ -75,12 +79,12 @@ class Axes:
         return array if self.batch is None else array[self.at(row)]
 
     def sequences(self, array: Array) -> Array:
-        """Return a view with "B" first and all other axes in order; [1, ...] if all sequences share the array."""
+        """Return a view with the axis of sequences first; [1, ...] if all sequences share the array."""
         return array[None] if self.batch is None else np.moveaxis(array, self.batch, 0)
 
     def rows(self, array: Array) -> Array:
-        """Return a view [b, T, ...], e.g. of [L, B, 3]; T is 1 if the tensor has no positions."""
-        if self.batch == 0 and self.positions == (1,):  # a shortcut: every step comes here, mostly with this layout
+        """Return a view [b, T, ...] with sequences and positions first, e.g. of [L, B, 3]; T is 1 without positions."""
+        if self.batch == 0 and self.positions == (1,):  # a shortcut for the usual layout, because every step comes here
             return array
         whole = self.sequences(array)
         if not self.positions:
@@ -95,17 +99,17 @@ class Axes:
         return np.moveaxis(rows, (0, 1), (self.batch or 0, self.positions[0]))
 
     def joined(self, parts: Sequence[Array]) -> Array:
-        """Return one array from single sequences' parts, e.g. [2, T, 3] of two [T, 3]; the first part without "B"."""
+        """Stack parts of single sequences: two [T, 3] become [2, T, 3]; of a shared tensor, return the first part."""
         if len(parts) == 1 and self.batch is not None:
-            return np.expand_dims(parts[0], self.batch)  # one sequence: a view, not a copy
+            return np.expand_dims(parts[0], self.batch)  # for one sequence this is a view, which copies nothing
         return parts[0] if self.batch is None else np.stack(parts, self.batch)
 
     def concatenated(self, parts: Sequence[Array]) -> Array:
-        """Return one array from groups of sequences, e.g. [5, T] of [2, T] and [3, T]; the first without "B"."""
+        """Join groups of sequences: [2, T] and [3, T] become [5, T]; of a shared tensor, return the first part."""
         return parts[0] if self.batch is None else np.concatenate(parts, self.batch)
 
     def clear_uncounted(self, array: Array, counts: Ids, value: Any = 0) -> None:
-        """Write `value` behind each sequence's count + ahead positions: counts [2, 0] keep array[0, :2] alone."""
+        """Write `value` to all positions after each sequence's count (+ ahead): counts [2, 0] keep array[0, :2]."""
         if self.batch is None:
             return
         if not self.positions:

@@ -1,4 +1,4 @@
-"""A comparison of a graph's or an engine's inputs and outputs with those in its program's row."""
+"""A comparison of the inputs and outputs of a graph or an engine with its program's row in the manifest."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from txl_runtime.errors import BundleError
 
 
 class Binding(NamedTuple):
-    """An input or output as a library or a file describes it; an open size is a name, e.g. ("batch", 8)."""
+    """An input or output as an engine library or a file describes it; an open size is a name, e.g. ("batch", 8)."""
 
     name: str
     dtype: str
@@ -29,14 +29,14 @@ def check_bindings(
     order: bool = False,
     open_size: str | None = None,
 ) -> None:
-    """Compare the inputs and outputs that were found with a program's.
+    """Compare the inputs and outputs of a graph or engine with those in a program's row.
 
     Args:
-        order: whether the order has to be the program's; engine libraries list tensors in an order of their own.
-        open_size: the name of a size, e.g. "batch", that a graph may leave open although the program has a number.
+        order: whether the order must be the same; engine libraries list tensors in an order of their own.
+        open_size: a name, e.g. "batch", that the graph may have for a size that is a number in the program's row.
 
     Raises:
-        BundleError: they differ; the first difference is named.
+        BundleError: an input or output differs; the message names the first difference.
     """
     for side, found, specs in (("inputs", inputs, program.inputs), ("outputs", outputs, program.outputs)):
         has = {binding.name: binding for binding in found}
@@ -63,10 +63,10 @@ def check_bindings(
 
 
 def _fits(has: Binding, wants: Binding, open_size: str | None, returned: bool) -> bool:
-    """Return whether a tensor of the graph is the one in the table.
+    """Return whether a tensor of the graph has the type and shape in the table.
 
-    The table says "rows" for a number of rows that changes. An engine's library may say a number for a result whose
-    rows are constant, such as a full cache.
+    In the table, "rows" is a number of rows that may change. A graph's output may have a number there: an engine
+    library computes it when the rows are constant, e.g. of a full cache.
     """
     same = has[:2] == wants[:2] and len(has.shape) == len(wants.shape)
     return same and all(

@@ -1,7 +1,7 @@
-"""Decoders for a bundle's stored vectors, its report, and tensors of its weight file.
+"""Decoders of a bundle's stored vectors, its report, and tensors of its weight file.
 
-Most models load and stream without them. A file may be damaged on purpose: decoding takes at most a stated multiple of
-its size.
+Most models load and stream without these files. A file may be hostile: decoding takes memory of at most a fixed
+multiple of the file's size.
 """
 
 from __future__ import annotations
@@ -21,21 +21,25 @@ from txl_runtime.bundle.tensor_file import read_whole
 from txl_runtime.errors import BundleError, one_line
 
 EXPANDED, SMALL = 64, 1 << 26
-"""Most bytes of unpacked vectors: 64 times their file or 64 MiB, the larger; zeros pack well, so small files may."""
+"""Maximum size of unpacked vectors: 64 times their file or 64 MiB, whichever is larger. Zeros pack well, so even a
+small file may unpack to 64 MiB.
+"""
 
 
 def decode_vectors(data: bytes, source: str) -> dict[str, NDArray[Any]]:
-    """Return arrays by name, e.g. {"length": [steps]}, from a safetensors file, or an .npz file of format 2.0.
+    """Return arrays by name, e.g. {"length": [steps]}, from a safetensors file, or an .npz file as in bundle format
+    2.0.
 
     Args:
-        source: the file's path; the ending .npz selects the second.
+        source: the file's path; it is read as .npz if it ends so.
 
     Raises:
-        BundleError: the file is of no such kind, holds other values than plain numbers, or more than `EXPANDED` allows.
+        BundleError: the file is of neither kind, holds values that are no plain numbers, or is larger unpacked than
+            `EXPANDED` and `SMALL` allow.
     """
     try:
         return _unpacked(data) if source.endswith(".npz") else read_whole(io.BytesIO(data), *(len(data),) * 2)[1]
-    except Exception as error:  # numpy, zipfile and zlib each raise their own kinds
+    except Exception as error:  # numpy, zipfile and zlib each raise errors of their own
         said = one_line(error) or type(error).__name__
         raise BundleError(f"{source}: {said}; expected stored vectors; export the model again") from None
 
@@ -44,7 +48,7 @@ def _unpacked(data: bytes) -> dict[str, NDArray[Any]]:
     """Return the arrays of an .npz file.
 
     Raises:
-        ValueError, or what zipfile and zlib raise: see `decode_vectors`.
+        ValueError, or errors of zipfile and zlib: see `decode_vectors`.
     """
     allowed = max(SMALL, EXPANDED * len(data))
     with zipfile.ZipFile(io.BytesIO(data)) as stored:
@@ -55,11 +59,12 @@ def _unpacked(data: bytes) -> dict[str, NDArray[Any]]:
 
 
 def _array(stored: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
-    """Return one array; its header has to declare exactly the bytes that follow, so that it cannot ask for more."""
-    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # bzip2 and LZMA expand without a bound
+    """Return one array. Its header must declare exactly the bytes that follow, so it cannot ask for more memory."""
+    # bzip2 and LZMA may expand without a limit
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ValueError(f"{member.filename} is compressed in way {member.compress_type}")
     content = io.BytesIO(stored.read(member))
-    if np.lib.format.read_magic(content) != (1, 0):  # later versions have longer headers, for names of fields
+    if np.lib.format.read_magic(content) != (1, 0):  # later versions have longer headers, for records with named fields
         raise ValueError(f"{member.filename} is no plain array")
     shape, fortran, dtype = np.lib.format.read_array_header_1_0(content)
     values = content.getbuffer()[content.tell() :]
@@ -69,10 +74,10 @@ def _array(stored: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
 
 
 def decode_report(data: bytes, source: str) -> dict[str, Any]:
-    """Return the verification report.
+    """Return the verification report as a dict; {} if it is JSON of a different kind.
 
     Raises:
-        BundleError: the bytes are no JSON.
+        BundleError: the bytes are not JSON.
     """
     try:
         found = msgspec.json.decode(data)

@@ -1,7 +1,7 @@
-"""Fields that a bundle's other fields imply, written into the tables since format 2.1, so that readers guess nothing.
+"""Fields of the tables that other fields imply. They are written since format 2.1, so that readers need no rules.
 
-Every rule stands here once. Exporters write the fields, a manifest without them (format 2.0) is completed when it is
-read, and a manifest that has them is compared with the rules.
+This module has the rules. Exporters write the fields; a manifest without them (format 2.0) is completed when it is
+read; a manifest that has them is compared with the rules.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ import msgspec
 from txl_runtime.bundle.tables import Counting, Input, Output, StateTensor, Tables
 
 DERIVED = {"inputs": ("counter", "beyond"), "outputs": ("cluster_columns",), "states": ("spill", "in_place")}
-"""The derived fields of each table's rows; their defaults (None, (), 0, False) are falsy, so a set one is truthy."""
+"""Names of the derived fields in each table. An unset field has a falsy default: None, (), 0 or False."""
 MOST_SHOWN = 80
-"""Most characters of a value in a message; a hostile manifest may hold longer ones."""
+"""Maximum number of characters of a value in a message; a hostile manifest may hold longer ones."""
 
 
 def completed(tables: Tables) -> Any:
-    """Return the manifest with its derived fields set; its tables may still be wrong, `agreement` checks them later."""
+    """Return the manifest with its derived fields set. Its tables may still be wrong: `agreement` checks them later."""
     manifest: Any = tables
     return msgspec.structs.replace(manifest, **_implied(tables))
 
 
 def says_nothing(tables: Tables) -> bool:
-    """Return whether a manifest has none of the derived fields."""
+    """Return True if no derived field of a manifest is set, as in format 2.0."""
     rows = ((row, names) for side, names in DERIVED.items() for row in getattr(tables, side))
     return not any(getattr(row, name) for row, names in rows for name in names)
 
 
 def differences(tables: Tables) -> Iterator[str]:
-    """Yield one sentence per derived field that differs from what the tables imply; none if no such field is set."""
+    """Yield one sentence for each derived field that differs from the rules; nothing if no derived field is set."""
     for side, rows in ({} if says_nothing(tables) else _implied(tables)).items():
         for found, expected in zip(getattr(tables, side), rows, strict=True):
             for name in DERIVED[side]:

@@ -1,4 +1,4 @@
-"""JSON, hashes and escapes, each in the one form that all bundles use."""
+"""JSON, hashes and escapes, each in the one form that all parts of a bundle use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def canonical_json(value: Any, drop: Sequence[str] = ()) -> bytes:
-    """Return JSON with sorted keys and no spaces, so that equal values give equal bytes, without the keys in `drop`."""
+    """Return JSON with sorted keys and no spaces, so that equal values give equal bytes; leave out the keys
+    in `drop`.
+    """
 
     def without(node: Any) -> Any:
         if isinstance(node, dict):
@@ -35,7 +37,7 @@ def file_sha256(path: Path) -> str:
 
 
 def utf8(value: Any) -> Any:
-    r"""Return plain data with texts that JSON can hold: a byte of a file's name that is no UTF-8 becomes e.g. \xff."""
+    r"""Return plain data with texts that JSON can hold: in a file name, a byte that is not UTF-8 becomes e.g. \xff."""
     if isinstance(value, dict):
         return {utf8(name): utf8(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -44,6 +46,6 @@ def utf8(value: Any) -> Any:
 
 
 def escaped(character: str) -> str:
-    r"""Return a character as Python escapes it, e.g. \u2028; a byte of a name that is no UTF-8 as that byte, \xff."""
+    r"""Return a character as Python escapes it, e.g. \u2028; a file name's byte that is not UTF-8 becomes e.g. \xff."""
     code = ord(character)
     return f"\\x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else character.encode("unicode_escape").decode()

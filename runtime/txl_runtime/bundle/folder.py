@@ -1,8 +1,8 @@
-"""The folder of a bundle: it opens files that cannot hang or lead elsewhere, and notices when one was replaced.
+"""The folder of a bundle. It opens only plain files inside it, and notices when a file was replaced.
 
 An engine opens some files by path, so a matching hash does not prove that the engine read the hashed bytes. The folder
-therefore notes each file's identity from the descriptor that it read, and compares again when everything is open. It
-does the same with itself: `export --force` exchanges folders, perhaps there and back.
+therefore records each file's identity from the descriptor that it read, and compares it again when everything is open.
+It does the same with the folder itself, because `export --force` exchanges folders, perhaps there and back.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from txl_runtime.errors import BundleError, TxlError
 from txl_runtime.files import open_plain
 
 Identity = tuple[int, int, int, int, int]
-"""Device, inode, size in bytes, times of last write and last change in nanoseconds."""
+"""Device, inode, size in bytes, and times of the last write and last change in nanoseconds."""
 Made = TypeVar("Made")
 
 
 class Folder:
-    """A folder that opens its files and remembers the identity of each.
+    """A folder that opens its files and records the identity of each.
 
     Attributes:
         path: the path as given, for messages.
-        place: the real path when the folder was opened; a link that is switched later does not matter.
+        place: the real path when the folder was opened: a link in `path` that is changed later has no effect.
 
     Raises:
         OSError: there is no folder at the path.
@@ -39,7 +39,7 @@ class Folder:
 
     @contextmanager
     def open(self, name: str) -> Iterator[tuple[BinaryIO, bool]]:
-        """Open a plain file for reading; yield it and whether it is the one that was first opened under this name.
+        """Open a plain file for reading; yield (file, True if it is the one that was first opened under this name).
 
         Raises:
             OSError: the file cannot be opened, is no plain file, or a link leads out of the folder.
@@ -63,7 +63,7 @@ class Folder:
 
     @property
     def replaced(self) -> bool:
-        """True if the folder, or a file that it opened, was replaced or changed since."""
+        """True if the folder, or a file that was opened in it, has been replaced or changed."""
         with suppress(OSError):
             if _identity(self.place.stat()) == self._before:
                 return any((identity is not None) != self.holds(name) for name, identity in tuple(self._seen.items()))
@@ -75,10 +75,10 @@ def _identity(found: os.stat_result) -> Identity:
 
 
 def undisturbed(path: Path, make: Callable[[Folder], Made]) -> Made:
-    """Return what `make` makes of a bundle's folder, and raise an error if the folder was replaced meanwhile.
+    """Return `make(folder)`; raise an error if the folder was replaced while `make` ran.
 
     Raises:
-        BundleError: there is no such folder, or it was replaced or removed meanwhile.
+        BundleError: there is no such folder, or it was replaced or removed while `make` ran.
         TxlError: `make` raised it, and the folder was not replaced.
     """
     try:
@@ -100,13 +100,16 @@ def undisturbed(path: Path, make: Callable[[Folder], Made]) -> Made:
 
 
 ASIDE = ".replaced-"
-"""Part of a hidden name such as `.demo.txl.replaced-1a2b`: an old bundle that was moved to make room for a new one."""
+"""Part of a hidden name, e.g. `.demo.txl.replaced-1a2b`, to which an old bundle is renamed to make room for
+a new one.
+"""
 
 
 def stepped_aside(path: Path) -> str:
-    """Return advice for a missing bundle whose replacement was cut short; "" if none was.
+    """Return advice for a missing bundle if its replacement was interrupted; else "".
 
     If the system cannot exchange two folders in one step, the old one is renamed before the new one gets its name.
+    After an interrupt in between, the old bundle still exists under its hidden name.
     """
     try:
         found = sorted(name for name in os.listdir(path.parent) if name.startswith(f".{path.name}{ASIDE}"))  # noqa: PTH208

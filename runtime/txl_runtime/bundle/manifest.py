@@ -1,8 +1,8 @@
 """The manifest: the description of a bundle, `manifest.json`, and its decoder.
 
 It is one JSON object of format 2, whose tables hold everything that a reader needs, for any kind of model. Unknown
-fields are ignored, so that a newer minor version still loads; every other major version is refused by name. `derived`
-adds fields that the tables imply and an older manifest lacks. `agreement` checks the tables against each other.
+fields are ignored, so that a newer minor version still loads; a different major version is refused. `derived` adds
+fields that the tables imply and an older manifest lacks. `agreement` checks the tables against each other.
 """
 
 from __future__ import annotations
@@ -33,42 +33,47 @@ from txl_runtime.bundle.tables import (
 )
 from txl_runtime.errors import BundleError
 
-if TYPE_CHECKING:  # an application whose bundles are of other models does not carry this one's config
+if TYPE_CHECKING:  # so that an application with bundles of other models need not ship the Transformer-XL's config
     from txl_runtime.bundle.transformer_xl import Dialect, ModelConfig, TransformerXL
 
 FORMAT = "txl-deploy.bundle"
+"""Value of the field `format` in every manifest."""
 FORMAT_VERSION = "2.1"
+"""The format version that this code writes; it reads every 2.x."""
 OLD_SELFTEST = "selftest.npz"
-"""The file of stored vectors in bundles of format 2.0, whose manifests do not name it."""
+"""File name of the stored vectors in bundles of format 2.0, whose manifests do not name the file."""
 IGNORED = "attention"
-"""A kind of program that only bundles of 0.8 have: nothing runs it."""
+"""A kind of program that only bundles of version 0.8 have; the runtime skips it."""
 MOST_BYTES = 1 << 24
-"""Most bytes of a manifest, 16 MiB: a hundred times a large model's."""
+"""Maximum size of a manifest, 16 MiB: a hundred times the manifest of a large model."""
 MOST_SAID = 400
-"""Most characters of a message: a hostile manifest may hold names of any length."""
+"""Maximum number of characters of an error message: a hostile manifest may hold names of any length."""
 
 
 class Manifest(Struct, Tables, frozen=True, kw_only=True, dict=True):
-    """The facts about a bundle that a runtime needs.
+    """The facts about a bundle that a runtime needs, read from `manifest.json`.
 
     Attributes:
         format, format_version: "txl-deploy.bundle" and its version, major.minor.
-        model_id: a SHA-256 that names the function which the bundle computes, independent of precision, B and L.
-        batch_size: B of every program; the most sequences of a stream.
-        batch_sizes: smaller B that engines are also built for, for streams of fewer sequences; largest first.
+        model_id: a SHA-256 that identifies the function that the bundle computes, whatever its precision, batch size
+            and segment lengths.
+        batch_size: B, the number of sequences in every program: the largest number of sequences of a stream.
+        batch_sizes: smaller batch sizes that engines are also built for, largest first.
         precision: number format of the weights and of the graphs' arithmetic.
         inputs, outputs, states: tables of the tensors that a step reads, returns and carries.
         programs: table of the graphs.
         counters: numbers per sequence that the runtime keeps; "fill" counts memory rows.
         streams: "independent": each sequence can be idle, reset and moved alone. "lockstep": all of them run, or none.
-        joint: whether sequences influence one another, so that a stream has to have all B of them.
-        lengths: "valid": a segment may hold any number of rows that count. "exact": a whole segment or nothing.
-        commits: "rows": the state after a segment may be that of any of its rows. "segment": only of whole ones.
+        joint: whether sequences influence one another; a stream must then have all B of them.
+        lengths: "valid": in a segment any number of positions may count. "exact": all positions count, or none.
+        commits: "rows": the state can be committed after any position of a segment. "segment": only after the last.
         reach: number of tokens that can influence a prediction; null if unknown.
+        stepwise: the longest segment, in positions, that gives the same outputs and state as single steps, up to
+            rounding; 1 if a segment of two positions already differs; null if unknown.
         boundary_token: id of the token that separates texts; null if there is none.
-        family: the exporter's facts about the model: its "name", and fields that mean nothing to the runtime.
+        family: facts about the model for the exporter: the family's "name", and fields that the runtime does not read.
         weights: name of the file of weights that all graphs share.
-        files: size and hash of every file but the manifest itself.
+        files: size and hash of every file except the manifest itself.
         vocabulary: name of the file with the vocabulary; null if the checkpoint had none.
         selftest: name of the file with the stored vectors; null if there are none.
         parameters: number of trained values.
@@ -94,6 +99,7 @@ class Manifest(Struct, Tables, frozen=True, kw_only=True, dict=True):
     lengths: Literal["exact", "valid"]
     commits: Literal["rows", "segment"] = "rows"
     reach: Count | None = None
+    stepwise: Count | None = None
     boundary_token: Index | None = None
     family: dict[str, Any] = msgspec.field(default_factory=dict)
     weights: str
@@ -117,28 +123,33 @@ class Manifest(Struct, Tables, frozen=True, kw_only=True, dict=True):
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the weight file."""
+        """The size of the weight file in bytes."""
         return self.files[self.weights].size if self.weights in self.files else 0
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of one sequence's state, with M rows of each memory tensor, even of a ring, which has more."""
+        """The size of one sequence's state in bytes, with M memory rows, even if a ring has more slots."""
         states = self.states_of(self.updates[0])
         return sum(BYTES.get(state.dtype, 4) * state.values(self.memory_length) for state in states)
 
     @property
     def softmax_products(self) -> int:
-        """Multiplications per row of the softmax, width * V, by which an engine may choose its threads."""
+        """The softmax's multiplications per row, width * vocab_size; an engine may choose its threads by them."""
         return 0 if self.logprobs is None else (self.logprobs.width or 0) * self.vocab_size
 
     @property
     def family_name(self) -> str:
-        """Name of the family of models, for export, verification and description; "" if the manifest has none."""
+        """Name of the model family, for export, verification and description; "" if the manifest has none."""
         return str(self.family.get("name", ""))
 
     @property
+    def has_config(self) -> bool:
+        """True if the model's family is the one whose sizes `config` has."""
+        return self.family_name == "transformer_xl"
+
+    @property
     def transformer_xl(self) -> TransformerXL:
-        """The family block of a Transformer-XL.
+        """The field `family` of a Transformer-XL, decoded.
 
         Raises:
             BundleError: the model is of a different family, or the block is damaged.
@@ -155,12 +166,12 @@ class Manifest(Struct, Tables, frozen=True, kw_only=True, dict=True):
 
     @property
     def config(self) -> ModelConfig:
-        """A Transformer-XL's config; raises what `transformer_xl` does."""
+        """A Transformer-XL's config; raises the error of `transformer_xl`."""
         return self.transformer_xl.config
 
     @property
     def dialect(self) -> Dialect:
-        """A Transformer-XL's dialect; raises what `transformer_xl` does."""
+        """A Transformer-XL's dialect; raises the error of `transformer_xl`."""
         return self.transformer_xl.dialect
 
 
@@ -170,11 +181,11 @@ class _Header(Struct):
 
 
 def decode_manifest(data: bytes, source: str) -> Manifest:
-    """Parse and cross-check a manifest.
+    """Parse a manifest and check its fields against each other.
 
     Raises:
-        BundleError: the bytes are no JSON or too long, a field has the wrong type or range, the major version
-            is not 2, or fields contradict each other.
+        BundleError: the bytes are not JSON or too long, a field has the wrong type or range, the major version is not
+            2, or fields contradict each other.
     """
     try:
         if len(data) > MOST_BYTES:

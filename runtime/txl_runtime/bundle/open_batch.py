@@ -1,6 +1,6 @@
-"""Programs whose graphs leave B open, so that they run any number of sequences up to the manifest's batch size.
+"""Programs whose graphs leave the batch size open: they run any number of sequences up to the manifest's batch size.
 
-Only a bundle that has such programs needs this module.
+Only a bundle that has such a program needs this module.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import Program, Tables, TensorSpec, axes_of
 
 BATCH = "batch"
-"""Name of an open number of sequences in a graph's shapes."""
+"""Name of the open batch size in a graph's shapes."""
 OPENED = "[batch]"
-"""Suffix of the value that replaces a constant in a graph whose B was opened; no parameter's name ends so."""
+"""Suffix of the name of a value that replaces a constant when the batch size is opened; no parameter's name ends so."""
 
 
 def batch_axes(tables: Tables, program: Program) -> dict[str, int]:
-    """Return the axis of sequences by name of input or output, for a program of segments; shared tensors are absent."""
+    """Return the axis of sequences of each input and output of a segment program, by name; leave out shared tensors."""
     return {name: axes.batch for name, axes in axes_of(tables, program).items() if axes.batch is not None}
 
 
 def sequences(program: Program, tables: Tables) -> int:
-    """Return the number of sequences in a program's tensors."""
+    """Return the number of sequences in a program's tensors, its batch size."""
     axes = batch_axes(tables, program)
     return next(spec.fixed[axes[spec.name]] for spec in (*program.inputs, *program.outputs) if spec.name in axes)
 
 
 def with_sequences(program: Program, tables: Tables, size: int | str = BATCH) -> Program:
-    """Return the program with `size` sequences in its tensors: a number, or `BATCH` as the graph has it."""
+    """Return the program with `size` sequences in its tensors: a number, or `BATCH` for an open batch size."""
     return at_axes(program, batch_axes(tables, program), size)
 
 
 def at_axes(program: Program, axes: Mapping[str, int], size: int | str = BATCH) -> Program:
-    """Do what `with_sequences` does, with the axis of sequences given by tensor name."""
+    """Return the program with `size` sequences, as `with_sequences` does, given the axes of sequences by name."""
 
     def other(spec: TensorSpec) -> TensorSpec:
         return msgspec.structs.replace(spec, shape=_at(spec.shape, axes.get(spec.name), size))
@@ -45,7 +45,7 @@ def at_axes(program: Program, axes: Mapping[str, int], size: int | str = BATCH) 
 
 
 def smaller(manifest: Manifest, size: int) -> Manifest:
-    """Return the manifest of the same bundle for at most `size` sequences."""
+    """Return the manifest of the same bundle with a batch size of `size`."""
     states = tuple(
         msgspec.structs.replace(state, shape=_at(state.shape, state.batch_axis, size)) for state in manifest.states
     )

@@ -1,4 +1,4 @@
-"""A bundle on disk: opened, checked, read. An open bundle never mixes in files of a bundle that replaces it."""
+"""Opening, checking and reading a bundle on disk. An open bundle never reads files of a bundle that replaces it."""
 
 from __future__ import annotations
 
@@ -23,18 +23,20 @@ if TYPE_CHECKING:
     from txl_runtime.bundle.vocabulary import Vocabulary
 
 MANIFEST, SELFTEST, REPORT = "manifest.json", "selftest.safetensors", "report.json"
-"""Names that exports write; for the vectors, readers use the name in the manifest."""
+"""File names that exports write. The file of stored vectors is read by the name in the manifest."""
 WEIGHTS = "weights.safetensors"
-"""Name of the weight file that exports write."""
+"""Name that exports give to the weight file."""
 ENGINES = "engines/"
-"""Folder of engines. Only the backend that opens one checks it: a bundle stays usable when an engine is lost."""
+"""Folder of engines. Only the backend that opens an engine checks it: a bundle stays usable if an engine is lost."""
+NATIVE = "engines/native/"
+"""Folder of the compiled step, an engine whose description file has a format of its own."""
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """A folder whose manifest was read and whose files, except engines, were checked.
+    """A bundle whose manifest was read and whose files, except engines, were checked.
 
-    It reads only files that the manifest lists and that have not been replaced since.
+    It reads only files that the manifest lists and that have not been replaced since the bundle was opened.
     """
 
     path: Path
@@ -47,7 +49,7 @@ class Bundle:
         return self.folder.place / name
 
     def check(self, name: str) -> None:
-        """Compare a file with the manifest: its size, and with `verify_files` its hash.
+        """Compare a file's size with the manifest, and with `verify_files` its hash.
 
         Raises:
             BundleError: the file is not listed, missing, truncated or altered.
@@ -60,7 +62,7 @@ class Bundle:
                 self._compare(name, digest.hexdigest(), same)
 
     def read(self, name: str) -> bytes:
-        """Return the content of a file that the manifest lists, after comparing these very bytes with the manifest.
+        """Return the content of a file that the manifest lists, after comparing exactly these bytes with the manifest.
 
         Without `verify_files` the hash is compared only if the file was replaced since the bundle was opened.
 
@@ -96,7 +98,7 @@ class Bundle:
         """Return the vocabulary, which turns text into token ids and back; None if the bundle has none.
 
         Raises:
-            BundleError: its file is no vocabulary, or was replaced since the bundle was opened.
+            BundleError: the file is no vocabulary, or was replaced since the bundle was opened.
         """
         from txl_runtime.bundle.vocabulary import decode_vocabulary
 
@@ -116,10 +118,10 @@ class Bundle:
         return found
 
     def selftest(self) -> dict[str, NDArray[Any]]:
-        """Return the stored vectors, as arrays by name, e.g. {"length": [steps]}; `selftest` lists them.
+        """Return the stored vectors as arrays by name, e.g. {"length": [steps]}; the module `selftest` describes them.
 
         Raises:
-            BundleError: the bundle has none, or they cannot be read.
+            BundleError: the bundle has no vectors, or they cannot be read.
         """
         name = self.manifest.selftest
         if name is None:
@@ -136,7 +138,9 @@ class Bundle:
 
     @contextmanager
     def _opened(self, name: str) -> Iterator[tuple[BinaryIO, bool]]:
-        """Open a file of the size in the manifest; yield it and whether it is the one the bundle was opened with."""
+        """Open a file that has the manifest's size; yield (file, True if it is the one from when the bundle was
+        opened).
+        """
         record = self.manifest.files.get(name)
         if record is None:
             raise self._refused(name, "is used but not in the list of files")
@@ -167,7 +171,7 @@ def open_bundle(path: str | Path, verify_files: bool = True) -> Bundle:
 
     Raises:
         BundleError: the folder, its manifest or one of its files is missing, truncated or altered, or the folder was
-            replaced meanwhile.
+            replaced during the call.
     """
     return undisturbed(bundle_path(path), partial(read_bundle, verify_files=verify_files))
 
@@ -176,7 +180,7 @@ def bundle_path(path: str | Path) -> Path:
     """Return the path of an existing folder.
 
     Raises:
-        BundleError: the argument is no path, or no folder stands there.
+        BundleError: the argument is no path, or there is no folder at the path.
     """
     if not isinstance(path, str | PathLike) or not isinstance(fspath(path), str):
         raise BundleError(f"the bundle is given as {type(path).__name__}, expected the path of its folder")
@@ -188,7 +192,7 @@ def bundle_path(path: str | Path) -> Path:
 
 
 def read_bundle(folder: Folder, verify_files: bool = True) -> Bundle:
-    """Read and check a bundle as `open_bundle` does, without noticing that its folder is replaced meanwhile."""
+    """Read and check a bundle as `open_bundle` does, but without noticing if its folder is replaced during the call."""
     path = folder.place / MANIFEST
     try:
         with folder.open(MANIFEST) as (file, _):

@@ -1,7 +1,7 @@
 """The tables of every bundle, for any model family: inputs, outputs, states, programs, files.
 
-A program's graph has exactly the inputs and outputs in its row. A state is a tensor that a step hands to the next one;
-each update rule has its own rows for it.
+A program's graph has exactly the inputs and outputs in the program's row. A state is a tensor that a step hands to the
+next step; it has one row in the state table for each update rule.
 """
 
 from __future__ import annotations
@@ -16,28 +16,37 @@ from msgspec import Meta, Struct
 from txl_runtime.bundle.axes import Axes
 
 UPDATE_RULES = ("ring", "rolled", "replace")
-"""Ways in which a step updates the state, in the order in which `load` prefers them; a ring is faster than rolling."""
+"""Ways in which a step updates the state, in the order in which `load` prefers them: a ring is faster than rolling."""
 
 _RULES = Meta(extra_json_schema={"enum": [*UPDATE_RULES]})
-"""For the published schema alone; the runtime refuses other rules and kinds in `agreement`, in its own sentences."""
+"""For the published JSON schema only; the runtime refuses other rules and kinds in `agreement`, with its
+own messages.
+"""
 _KINDS = Meta(extra_json_schema={"pattern": r"^(step|logprobs|hidden|head|tail\.[1-9][0-9]*|attention)$"})
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+"""A size or number of at least 1 that fits into 32 bits."""
 Index = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+"""An index or number from 0 on that fits into 32 bits."""
 Size = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+"""A number of bytes or values that fits into 64 bits."""
 AXES = Meta(max_length=32)
-"""Most axes of a shape, as many as NumPy 1 allows."""
+"""Maximum number of axes of a shape, 32: NumPy 1 allows no more."""
 Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+"""A SHA-256 as 64 hexadecimal digits."""
 Precision = Literal["fp32", "fp16", "bf16", "int8", "int4"]
+"""Number format of the weights: 16 or 32 bits of floating point, or quantised integers."""
 Floating = Literal["float32", "float16", "bfloat16"]
+"""Types of floating-point values, e.g. of memory rows."""
 DType = Literal["bool", "int32", "float32", "float16", "bfloat16"]
+"""Types that tensors of graphs may have."""
 STATE_DTYPES: dict[str, Floating] = {"fp16": "float16", "bf16": "bfloat16"}
-"""Type of memory rows by precision; float32 for all other precisions."""
-BYTES = {"bool": 1, "float16": 2, "bfloat16": 2}
-"""Bytes of a value by type; 4 for all other types."""
+"""Type of memory rows for each precision; float32 for all precisions that are not listed."""
+BYTES = {"bool": 1, "int8": 1, "float8e4m3fn": 1, "float16": 2, "bfloat16": 2}
+"""Bytes of a value for each type; 4 for all types that are not listed."""
 
 
 class TensorSpec(Struct, frozen=True, kw_only=True):
-    """An input or output of a graph; "rows" is an open size, and 0 that of a state that comes back without rows."""
+    """An input or output of a graph. In the shape, "rows" is an open size; 0 is the size of a state without rows."""
 
     name: str
     dtype: DType
@@ -45,23 +54,28 @@ class TensorSpec(Struct, frozen=True, kw_only=True):
 
     @property
     def fixed(self) -> tuple[int, ...]:
-        """The shape of a tensor that leaves no size open."""
+        """The shape of a tensor whose sizes are all numbers."""
         return tuple(int(size) for size in self.shape)
 
 
+def tensor_bytes(spec: TensorSpec) -> int:
+    """Return the number of bytes of a tensor of fixed shape: 24 for float32 [2, 3]."""
+    return math.prod(spec.fixed) * BYTES.get(spec.dtype, 4)
+
+
 class Counter(Struct, frozen=True, kw_only=True):
-    """A count per sequence that the runtime keeps: its first value and its largest."""
+    """A count per sequence that the runtime keeps: its first value and its largest value."""
 
     start: Index
     most: Index
 
 
 class Counting(Counter, frozen=True, kw_only=True):
-    """The rule by which a count that a step reads changes after each segment.
+    """A count that a step reads, and the rule by which it changes after each segment.
 
     Attributes:
         start: value before the first segment.
-        most: bound in the formulas of `over`.
+        most: the number `most` in the formulas of `over`.
         over: "stay": the count becomes min(value + valid, most). "wrap": it becomes (value + valid) mod most.
     """
 
@@ -73,16 +87,17 @@ class Input(Struct, frozen=True, kw_only=True, dict=True):
 
     Attributes:
         name: name of the graphs' input.
-        dtype: type of its values.
+        dtype: type of the values.
         shape: "B" is the batch size, "L" the program's segment length plus `lookahead`, e.g. ["B", "L", 80].
-        role: "tokens": ids 0 … vocab-1. "feature": any values. "valid": positions of the segment that count, int32
-            [B]; 0 leaves a sequence idle, and the graph returns its state as it was. "fill", "head": counters of memory
-            rows and of a ring. "targets": ids whose likelihood is asked for; only engines have programs that read them.
-        vocab: V, the number of token ids; for tokens only.
-        lookahead: positions after the segment that the step also reads and that the next step reads again.
-        counter: for "fill" and "head": the rule by which it changes, as `derived` computes it.
-        beyond: for "valid": its value in the B - b rows that a stream of b sequences lacks: "zero", or the "largest" of
-            the stream's own (`derived`).
+        role: "tokens": ids 0 … vocab-1. "feature": any values. "valid": number of positions that count, int32 [B]; 0
+            leaves a sequence idle, and the graph returns the sequence's state unchanged. "fill", "head": counters of
+            memory rows and of a ring. "targets": ids whose likelihood is computed; only engines have programs that read
+            them.
+        vocab: number of token ids; for tokens only.
+        lookahead: number of positions after the segment that the step also reads and that the next step reads again.
+        counter: for "fill" and "head": the rule by which the counter changes, as `derived` computes it.
+        beyond: for "valid": its value for the B - b sequences that a stream of b sequences does not have: "zero", or
+            the "largest" value among the stream's sequences (`derived`).
     """
 
     name: str
@@ -100,7 +115,7 @@ class Input(Struct, frozen=True, kw_only=True, dict=True):
         return Axes(self.shape, self.lookahead)
 
     def sizes(self, batch_size: int, length: int) -> tuple[int, ...]:
-        """Return the shape in a program of segments of `length`, e.g. (2, 8, 80) of ["B", "L", 80]."""
+        """Return the shape in a program of this batch size and segment length, e.g. (2, 8, 80) of ["B", "L", 80]."""
         return self.axes.sizes(batch_size, length)
 
 
@@ -109,13 +124,13 @@ class Output(Struct, frozen=True, kw_only=True, dict=True):
 
     Attributes:
         name: name of the graphs' output.
-        dtype: type of its values.
+        dtype: type of the values.
         shape: as in `Input.shape`, without lookahead.
-        role: "logprobs": natural log-probabilities of the next token. "hidden", "feature", "value" or any other word
-            is a label; only log-probabilities mean something to the runtime.
+        role: "logprobs": natural log-probabilities of the next token. "hidden", "feature", "value" or any other word is
+            only a label for people; the runtime treats all of them alike.
         clusters: for log-probabilities: token id ranges [first, last) that the programs "head" and "tail.<c>" compute;
-            one range if the softmax has only a head, none if there are no such programs.
-        width: for log-probabilities: width of the rows that those programs read.
+            one range if the softmax has only a head, empty if there are no such programs.
+        width: for log-probabilities: width of the feature rows that the programs "head" and "tail.<c>" read.
         cluster_columns: for log-probabilities: the columns of program "head" that hold the log-probability of cluster
             1, 2, … (`derived`).
     """
@@ -134,7 +149,7 @@ class Output(Struct, frozen=True, kw_only=True, dict=True):
         return Axes(self.shape)
 
     def sizes(self, batch_size: int, length: int) -> tuple[int, ...]:
-        """Return the shape in a program of segments of `length`, e.g. (2, 8, 256) of ["B", "L", 256]."""
+        """Return the shape in a program of this batch size and segment length, e.g. (2, 8, 256) of ["B", "L", 256]."""
         return self.axes.sizes(batch_size, length)
 
 
@@ -143,25 +158,25 @@ class StateTensor(Struct, frozen=True, kw_only=True, dict=True):
 
     Attributes:
         name: the name in `Stream.state()`, e.g. "layers.00.key".
-        input, output: the names in the graphs. Sorting either side gives the same order; none is a prefix of another.
-        dtype: type of its values.
-        shape: its sizes, with the largest number of rows if that number grows.
+        input, output: the names in the graphs. Sorting either side gives the same order; no name is a prefix of
+            another.
+        dtype: type of the values.
+        shape: the sizes, with the largest number of rows if that number grows.
         batch_axis: the axis with one entry per sequence; null for a tensor that all sequences share.
         row_axis: the axis of memory rows, oldest first; null if there is none.
-        rows: the fewest and the most rows, if a step may return a different number of them than it read. A state
-            starts with the fewest. Null if the number is fixed.
-        absent: whether there is no such tensor before the first step.
-        initial: a sequence's first value: a number, or the name of a tensor of the weight file, which has the shape of
-            one row for "rolled" and "ring", and broadcasts to the shape without the batch for "replace". Null for
-            zeros.
-        update: "replace": the graph returns the whole new tensor. "rolled": it returns all memory rows, the filled
-            ones last. "ring": rows stand in slots 0 … slots-1, the next one goes to slot `head`, and rows after the
-            last slot are for spilling. A tensor stands in the table once for each rule that the bundle has programs
-            of, under the same name.
+        rows: smallest and largest number of rows, if a step may return a different number of rows than it read. A state
+            starts with the smallest. Null if the number is fixed.
+        absent: whether the tensor does not exist before the first step.
+        initial: a sequence's first value: a number, or the name of a tensor of the weight file. For "rolled" and "ring"
+            that tensor has the shape of one row; for "replace" it broadcasts to the shape without the batch axis. Null
+            for zeros.
+        update: "replace": the graph returns the whole new tensor. "rolled": the graph returns all memory rows, the
+            filled ones last. "ring": rows are in slots 0 … slots-1, the next row goes to slot `head`, and the rows
+            after the last slot are for spilling. The table has one row per tensor and update rule, under the same name.
         slots: number of slots of a ring.
         spill: for a ring: number of rows after the last slot into which a segment may write; after the step they are
             copied to the first slots (`derived`).
-        in_place: whether a program's input and output are one buffer, as for a ring (`derived`).
+        in_place: whether a program's input and output are the same buffer, as for a ring (`derived`).
     """
 
     name: str
@@ -187,56 +202,58 @@ class StateTensor(Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def counted(self) -> bool:
-        """True if the runtime counts its memory rows: rule "ring" or "rolled"."""
+        """True if the runtime counts the tensor's memory rows: update rule "ring" or "rolled"."""
         return self.update != "replace"
 
     @cached_property
     def taken(self) -> Axes:
-        """The axes of the array that `Stream.state()` returns for it: [b, rows, ...] for memory, else its own."""
+        """The axes of the array that `Stream.state()` returns: [b, rows, ...] for memory, else the tensor's axes."""
         return Axes(("B", "L", *self.row_shape)) if self.counted else self.axes
 
     @property
     def taken_dtype(self) -> DType:
-        """The type of the array that `Stream.state()` returns for it: float32 for memory, else its own."""
+        """The type of the array that `Stream.state()` returns: float32 for memory, else the tensor's own type."""
         return "float32" if self.counted else self.dtype
 
     @property
     def row_counts(self) -> tuple[int, int]:
-        """The fewest and the most rows; (1, 1) for a state without rows, as `Axes.length` counts them."""
+        """(smallest, largest) number of rows; (1, 1) for a state without rows, as `Axes.length` counts them."""
         return self.rows or (1 if self.row_axis is None else self.shape[self.row_axis],) * 2
 
     def values(self, rows: int) -> int:
-        """Return the most values that one sequence has of it; a memory tensor is counted with `rows` rows."""
+        """Return the largest number of values that a sequence has in the tensor, with `rows` rows if it is memory."""
         return rows * math.prod(self.row_shape) if self.counted else math.prod(self.sequence_shape)
 
     @property
     def row_shape(self) -> tuple[int, ...]:
-        """The shape of one row of one sequence."""
+        """The shape of one memory row of one sequence."""
         return tuple(size for axis, size in enumerate(self.shape) if axis not in (self.batch_axis, self.row_axis))
 
     @property
     def sequence_shape(self) -> tuple[int, ...]:
-        """The shape of one sequence's part; the whole shape of a shared tensor."""
+        """The shape of one sequence's part; if sequences share the tensor, its whole shape."""
         return tuple(size for axis, size in enumerate(self.shape) if axis != self.batch_axis)
 
 
 class Program(Struct, frozen=True, kw_only=True):
-    """A graph: a kind of output, a segment length, an update rule.
+    """A graph for one kind of result, one segment length and one update rule.
 
     Attributes:
         name: unique name of the program.
-        kind: its result. "step": all outputs of a segment. "logprobs": log-probabilities of a segment. "hidden": the
-            rows of a segment that the softmax reads. "head", "tail.<c>": parts of the softmax, for any number of rows
-            (`softmax`). "attention": in bundles of 0.8, ignored. Only engines have "last", log-probabilities after a
-            stream's last valid row, "next", the same with the best words of each part, and "score", those of targets.
-        segment_length: L; 0 for the softmax programs, which have no segments.
+        kind: the result. "step": all outputs of a segment. "logprobs": log-probabilities of a segment. "hidden": the
+            feature rows of a segment that the softmax reads. "head", "tail.<c>": parts of the softmax, for any number
+            of feature rows. "attention": in bundles of version 0.8, ignored. Only engines have "last"
+            (log-probabilities after each sequence's last valid position), "next" (the best words of each part there)
+            and "score" (log-probabilities of targets).
+        segment_length: number of positions of a segment; 0 for the softmax programs, which have no segments.
         update: how the program changes the state, one of `UPDATE_RULES`; "none" if it returns no state.
-        file: name of the graph's file. Programs that differ only in L may share one.
-        inputs, outputs: the graph's, in its order. For a state that grows, several programs of one length may each
-            read a different number of rows. A state that is not among the inputs has to be absent or without rows.
-        open_batch: whether the graph runs any number of sequences up to B, which the tables' shapes have.
-        opset: versions of the operators that the graph imports, such as {"ai.onnx": 18, "com.microsoft": 1}; "ai.onnx"
-            stands for ONNX's own, whose domain is empty in a graph. Empty if not recorded, as in format 2.0.
+        file: name of the graph's file. Programs that differ only in segment length may share a file.
+        inputs, outputs: the graph's inputs and outputs, in its order. For a state that grows, several programs of one
+            length may each read a different number of rows. A state that is not among the inputs must be absent or
+            without rows.
+        open_batch: whether the graph runs any number of sequences up to the batch size in the shapes here.
+        opset: versions of the operator sets that the graph imports, e.g. {"ai.onnx": 18, "com.microsoft": 1}; "ai.onnx"
+            stands for ONNX's own set, whose name is empty in a graph. Empty if not recorded, as in format 2.0.
     """
 
     name: str
@@ -250,20 +267,20 @@ class Program(Struct, frozen=True, kw_only=True):
     opset: dict[str, Count] = msgspec.field(default_factory=dict)
 
     def note(self) -> str:
-        """Return the row as JSON, for the graph's metadata; without `opset`, which the graph states itself."""
+        """Return the row as JSON, for the graph's metadata; without `opset`, which the graph itself contains."""
         said = {name: getattr(self, name) for name in self.__struct_fields__ if name != "opset"}
         return msgspec.json.encode(said).decode()
 
 
 class FileRecord(Struct, frozen=True, kw_only=True):
-    """A file's size in bytes and its SHA-256 in hexadecimal."""
+    """A file's size in bytes and its SHA-256 as hexadecimal digits."""
 
     size: Size
     sha256: Sha256
 
 
 class Tables:
-    """A base class with the facts that follow from a manifest's tables."""
+    """A base class of the manifest with facts that follow from its tables."""
 
     __slots__ = ()
     batch_size: int
@@ -278,20 +295,21 @@ class Tables:
     lengths: Literal["exact", "valid"]
     commits: Literal["rows", "segment"]
     boundary_token: int | None
+    stepwise: int | None
 
     @cached_property
     def segment_lengths(self) -> tuple[int, ...]:
-        """L of all programs of segments, largest first."""
+        """Segment lengths of the programs, each once, largest first."""
         return tuple(sorted({p.segment_length for p in self.programs if p.segment_length}, reverse=True))
 
     @property
     def updates(self) -> tuple[str, ...]:
-        """The update rules that the bundle has programs of, the fastest first."""
+        """The update rules for which the bundle has programs, the fastest first."""
         found = {program.update for program in self.programs}
         return tuple(rule for rule in UPDATE_RULES if rule in found)
 
     def states_of(self, update: str) -> tuple[StateTensor, ...]:
-        """Return the state that programs of one update rule carry; "replace" tensors may accompany memory rows."""
+        """Return the states that programs of one update rule carry: its memory rows and all "replace" tensors."""
         rules = (update, "replace") if update in self.updates else (update,)
         return tuple(state for state in self.states if state.update in rules)
 
@@ -302,33 +320,33 @@ class Tables:
 
     @cached_property
     def given(self) -> tuple[Input, ...]:
-        """The inputs that callers pass, tokens and features; the runtime sets all others."""
+        """The inputs that callers pass (tokens and features); the runtime sets all others."""
         return tuple(entry for entry in self.inputs if entry.role in ("tokens", "feature"))
 
     @cached_property
     def tokens(self) -> Input | None:
-        """The input of token ids, if callers pass no other; else None."""
+        """The input of token ids, if it is the only input that callers pass; else None."""
         read = self.given
         return read[0] if len(read) == 1 and read[0].role == "tokens" else None
 
     @cached_property
     def logprobs(self) -> Output | None:
-        """The output of log-probabilities, or None."""
+        """The output of log-probabilities; None if there is none."""
         return next((output for output in self.outputs if output.role == "logprobs"), None)
 
     @property
     def vocab_size(self) -> int:
-        """V, the number of token ids; 0 for a model without tokens."""
+        """The number of token ids; 0 for a model without tokens."""
         return next((entry.vocab for entry in self.inputs if entry.vocab), 0)
 
     @property
     def clusters(self) -> tuple[tuple[int, int], ...]:
-        """Token id ranges [first, last) of the softmax's programs; none without such programs."""
+        """Token id ranges [first, last) of the softmax programs; empty without such programs."""
         return () if self.logprobs is None else self.logprobs.clusters
 
     @property
     def memory_length(self) -> int:
-        """M, memory rows that the runtime counts; 0 for a model without."""
+        """The largest number of memory rows that the runtime counts; 0 for a model without memory rows."""
         return self.counters["fill"].most if "fill" in self.counters else 0
 
     @property
@@ -340,7 +358,7 @@ class Tables:
 def axes_of(tables: Tables, program: Program) -> dict[str, Axes]:
     """Return the axes of every tensor that a program of segments may have, by name."""
     axes = {entry.name: entry.axes for entry in tables.interface}
-    if program.kind != "step":  # "hidden" returns rows for the softmax, which the table of outputs lacks
+    if program.kind != "step":  # "hidden" returns feature rows, which are not in the table of outputs
         result = program.outputs[0]
         axes[result.name] = Axes(("B", *(int(size) for size in result.shape[1:])))
     for state in tables.states_of(program.update):
@@ -349,9 +367,10 @@ def axes_of(tables: Tables, program: Program) -> dict[str, Axes]:
 
 
 def ring_slots(memory_length: int, segment_length: int) -> tuple[int, int]:
-    """Return (R, C), the slots of a ring and its rows with those for spilling: M = 4, L = 2 gives (6, 8).
+    """Return (slots of a ring, rows of its tensor): (6, 8) for memory length 4 and segment length 2.
 
-    R >= M + L, so that a segment's padding overwrites no memory. A segment of one token cannot spill: C = R.
+    There are at least memory + segment length slots, so that a segment's padding overwrites no memory. The further rows
+    are for spilling; a segment of one token cannot spill and needs none.
     """
     ring = memory_length + segment_length
     return ring, ring + (segment_length if segment_length > 1 else 0)

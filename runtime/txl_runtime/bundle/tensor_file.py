@@ -1,6 +1,7 @@
 """A reader of whole safetensors files: it checks every size before it allocates, and maps no file.
 
-If a mapped file is truncated, the process that reads it is killed. Reading takes at most the file's size and header.
+A process that maps a file is killed if the file is truncated. Reading takes memory of at most the file's size and
+header.
 """
 
 from __future__ import annotations
@@ -18,12 +19,16 @@ TYPES = {
     **{f"{name}{8 * size}": f"<{kind}{size}" for name, kind in (("I", "i"), ("U", "u")) for size in (1, 2, 4, 8)},
     **{f"F{8 * size}": f"<f{size}" for size in (2, 4, 8)},
 }
-"""NumPy's types by safetensors' names; NumPy has none for BF16 and smaller floats, and no file read here holds them."""
+"""NumPy types by safetensors' names. NumPy lacks types for BF16 and smaller floats; files that are read
+here have none.
+"""
 WIDTHS = {name: np.dtype(kind).itemsize for name, kind in TYPES.items()}
+"""Number of bytes of a value, by safetensors' names of types."""
 
 
 def read_whole(file: io.BufferedReader | io.BytesIO, size: int, most: int) -> tuple[dict[str, str], dict[str, Array]]:
-    """Return the metadata and copies of the tensors of an open file of `size` bytes with a header of at most `most`.
+    """Return the metadata of an open file, and copies of its tensors; it has `size` bytes, and its header at most
+    `most`.
 
     Raises:
         ValueError, MsgspecError, RecursionError: the file is of a different kind, or damaged.

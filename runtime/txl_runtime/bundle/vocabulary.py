@@ -28,24 +28,33 @@ class Vocabulary(Protocol):
         """Return the token ids, int32 [T], of a text; a str stands for its UTF-8."""
 
     def decode(self, tokens: ArrayLike) -> bytes:
-        """Return the text of one token id or of many."""
+        """Return the text of one token id or of several, as bytes."""
 
 
 class Bytes(Struct, frozen=True, tag_field="kind", tag="bytes"):
-    """A vocabulary in which every byte is a token: "ab" is [97, 98]."""
+    """A vocabulary in which every byte is a token."""
 
     def __len__(self) -> int:
         return 256
 
     def encode(self, text: bytes | str) -> NDArray[np.int32]:
-        """Return the bytes of a text as token ids, int32 [T]."""
+        """Return the bytes of a text as token ids, int32 [T].
+
+        Example:
+            >>> Bytes().encode("ab")
+            array([97, 98], dtype=int32)
+        """
         return np.frombuffer(_as_bytes(text), np.uint8).astype(np.int32)
 
     def decode(self, tokens: ArrayLike) -> bytes:
         """Return the text of token ids.
 
         Raises:
-            UsageError: the values are no ids of this vocabulary.
+            UsageError: a value is not an id of this vocabulary.
+
+        Example:
+            >>> Bytes().decode([97, 98])
+            b'ab'
         """
         return _ids(tokens, 256).astype(np.uint8).tobytes()
 
@@ -55,7 +64,7 @@ class Words(Struct, frozen=True, dict=True, tag_field="kind", tag="words", kw_on
 
     Attributes:
         symbols: the words, by id.
-        unknown: id for all other words; None if there is none.
+        unknown: id for all words that are not in `symbols`; None if there is no such id.
         line_start, line_end: ids put before and after the words of each line; None for none.
         lower_case: whether the text is made lower case first.
         delimiter: text between words; None for white space, "" for one word per character.
@@ -80,6 +89,10 @@ class Words(Struct, frozen=True, dict=True, tag_field="kind", tag="words", kw_on
 
         Raises:
             UsageError: the text is not UTF-8, or a word is not in the vocabulary and `unknown` is None.
+
+        Example:
+            >>> Words(symbols=("<unk>", "<eos>", "a", "rose"), unknown=0, line_end=1).encode("a rose is")
+            array([2, 3, 0], dtype=int32)
         """
         text = _as_bytes(text)
         try:
@@ -92,14 +105,18 @@ class Words(Struct, frozen=True, dict=True, tag_field="kind", tag="words", kw_on
             ids += [self._id(word) for word in self._split(line)]
             ids += [] if self.line_end is None else [self.line_end]
         if lines and not text.endswith((b"\n", b"\r")) and self.line_end is not None:
-            ids.pop()  # the text, e.g. a prompt, stops inside a line, which may go on
+            ids.pop()  # the text, e.g. a prompt, stops in the middle of a line
         return np.array(ids, np.int32)
 
     def decode(self, tokens: ArrayLike) -> bytes:
-        """Return the text of token ids. An id without a symbol, from padding V to a round size, becomes e.g. <50257>.
+        """Return the text of token ids. An id without a symbol, if V was padded to a round size, becomes e.g. <50257>.
 
         Raises:
-            UsageError: the values are no ids.
+            UsageError: a value is not a token id.
+
+        Example:
+            >>> Words(symbols=("a", "rose")).decode([0, 1, 7])
+            b'a rose <7> '
         """
         separator = " " if self.delimiter is None else self.delimiter
         parts = []
@@ -127,7 +144,7 @@ class Words(Struct, frozen=True, dict=True, tag_field="kind", tag="words", kw_on
 
 
 def split_lines(text: str) -> list[str]:
-    """Return the lines of a text, split at line ends only; str.splitlines would split at form feeds, too."""
+    """Return the lines of a text, split only at line ends; str.splitlines would also split at form feeds."""
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     return lines[:-1] if not lines[-1] else lines
 
@@ -144,7 +161,7 @@ def _as_bytes(text: bytes | str) -> bytes:
 def _ids(tokens: ArrayLike, many: int) -> NDArray[np.int64]:
     try:
         found = np.atleast_1d(np.asarray(tokens))
-    except Exception as error:  # rows of several lengths, or an object whose __array__ raises
+    except Exception as error:  # rows of different lengths, or an object whose __array__ raises
         raise UsageError(f"tokens to decode are no array ({error}), expected ids of 0 … {many - 1}") from None
     if not np.issubdtype(found.dtype, np.integer) or found.size >= 2**31:
         raise UsageError(f"tokens to decode are {found.dtype} {list(found.shape)}, expected ids of 0 … {many - 1}")
@@ -157,7 +174,7 @@ def decode_vocabulary(data: bytes, vocab_size: int, source: str) -> Vocabulary:
     """Return the vocabulary in a JSON text.
 
     Raises:
-        BundleError: the text is no vocabulary, or its ids do not fit `vocab_size`.
+        BundleError: the text is no vocabulary, or the vocabulary's size does not fit `vocab_size`.
     """
     try:
         found: Bytes | Words = msgspec.json.decode(data, type=Bytes | Words)

@@ -1,4 +1,4 @@
-"""A reader of safetensors headers: names, types, shapes and places of tensors, without reading the tensors."""
+"""A reader of safetensors headers: names, types, shapes and offsets of tensors, without reading the tensors."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from txl_runtime.errors import BundleError, brief, one_line
 from txl_runtime.files import open_plain
 
 MOST_BYTES = 100_000_000
-"""Most bytes of a header, as in the safetensors library."""
+"""Maximum size of a header in bytes, the same as in the safetensors library."""
 
 
 Count = Annotated[int, Meta(ge=0, lt=2**62)]
+"""A size or an offset in bytes, below 2**62."""
 
 
 class Entry(Struct, frozen=True):
-    """A tensor's entry in the header; `data_offsets` are [first, last) bytes after the header.
+    """A tensor's entry in the header; `data_offsets` is the range of its bytes, [first, last), after the header.
 
-    Further fields are ignored, as in the safetensors library.
+    Unknown fields are ignored, as in the safetensors library.
     """
 
     dtype: str
@@ -32,7 +33,7 @@ class Entry(Struct, frozen=True):
 
 
 class Readable(Protocol):
-    """An object with a file's `read`."""
+    """An object that has a file's method `read`."""
 
     def read(self, size: int, /) -> bytes:
         """Return at most `size` bytes."""
@@ -43,10 +44,10 @@ class StoredTensor(Struct, frozen=True):
     """A tensor of the file.
 
     Attributes:
-        dtype: safetensors' name of its type, such as F32.
-        shape: its sizes.
-        offset: place of its first byte, in bytes from the beginning of the file.
-        length: its size in bytes.
+        dtype: safetensors' name of the type, such as F32.
+        shape: the tensor's sizes.
+        offset: offset of the first byte from the beginning of the file.
+        length: number of bytes.
     """
 
     dtype: str
@@ -56,7 +57,7 @@ class StoredTensor(Struct, frozen=True):
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """Return every tensor's type, shape and place in a safetensors file, by name.
+    """Return every tensor's type, shape, offset and length in a safetensors file, by name.
 
     Raises:
         BundleError: the file cannot be read, or does not begin with a safetensors header.
@@ -81,7 +82,7 @@ def decode_header(file: Readable, size: int, most: int) -> tuple[dict[str, str],
     Args:
         file: a file at its beginning; it is read up to the end of the header.
         size: the file's size in bytes.
-        most: most bytes of a header.
+        most: maximum size of the header in bytes.
 
     Raises:
         ValueError, MsgspecError, RecursionError: the file does not begin with a safetensors header.
@@ -90,18 +91,18 @@ def decode_header(file: Readable, size: int, most: int) -> tuple[dict[str, str],
     if size < 8 or length > min(size - 8, most):
         raise ValueError(f"it has {size} bytes, and its header would take {length} bytes")
     header = msgspec.json.decode(file.read(length), type=dict[str, Raw])
-    # The safetensors library reads "__metadata__": null as no metadata.
+    # The safetensors library treats "__metadata__": null as no metadata.
     facts = msgspec.json.decode(header.pop("__metadata__", Raw(b"null")), type=dict[str, str] | None) or {}
     return facts, {name: msgspec.json.decode(entry, type=Entry) for name, entry in header.items()}, 8 + length
 
 
 def in_order(entries: Mapping[str, Entry], widths: Mapping[str, int], room: int) -> list[tuple[str, Entry]]:
-    """Return the tensors in the order of their bytes, which have to fill the file without gap or overlap.
+    """Return the tensors in the order of their bytes; together they must fill the file without a gap or an overlap.
 
     Args:
         entries: the header's entries by tensor name.
-        widths: bytes of a value, by the types that the caller can read.
-        room: bytes after the header.
+        widths: number of bytes of a value, for each type that the caller can read.
+        room: number of bytes after the header.
 
     Raises:
         ValueError: there is a gap or an overlap, or a tensor's type is not among `widths`.

@@ -1,1 +1,1 @@
-"""The loop on a GPU: a device's memory, queue and recorded work, and the engines that run there."""
+"""The loop on a GPU: device memory, queue of work and recorded work, and the engines that run there."""

@@ -1,4 +1,4 @@
-"""A backend whose states stay on a device: loaded programs, one queue for all loops, and its lock."""
+"""A backend whose states stay on a device: its loaded programs, one queue for all loops, and the queue's lock."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from txl_runtime.streaming.loop import Backend, Loop
 from txl_runtime.streaming.state import Initial
 
 ANY = 0
-"""Key instead of B for "step" programs, which exist for one B only."""
+"""Key used instead of a batch size for "step" programs, which exist for only one batch size."""
 
 
 class DeviceBackend(Backend):
     """The backend of a device; see `streaming.loop.Backend`. Its programs return log-probabilities or all outputs.
 
-    If there are programs of several B, a stream runs those of the smallest B that holds its sequences.
+    If there are programs of several batch sizes, a stream runs the ones of the smallest size that holds its sequences.
 
     Attributes:
-        device: the device that it runs on.
-        queue: the queue that orders all its work.
+        device: the device on which the backend runs.
+        queue: the queue that orders all work of the backend.
         lock: the lock that a thread holds while it adds work to the queue.
         executables: loaded programs by name.
     """
@@ -72,15 +72,15 @@ class DeviceBackend(Backend):
         return DeviceLoop(manifest, device, queue, lock, self.name, found, initial, self.settled)
 
     def settled(self, program: str) -> None:
-        """Note that a program has run twice: by then its engine has compiled its kernels, which can be kept."""
+        """Called when a program has run twice: its engine has then compiled its kernels, which can be saved."""
         if self._settled is not None:
-            with self.lock, self.device.current():  # a different stream may be running it
+            with self.lock, self.device.current():  # a different stream may run it at the same time
                 self._settled(program)
 
     def release_pages(self) -> None:
-        """Do nothing: engines' weights are not mapped."""
+        """Do nothing, because the engines' weights are not memory-mapped."""
 
 
 def _batch_size(program: Program) -> int:
-    """Return B of a program of tokens; `ANY` for a "step" program."""
+    """Return the batch size of a program of tokens; `ANY` for a "step" program."""
     return ANY if program.kind == "step" else program.inputs[0].fixed[0]

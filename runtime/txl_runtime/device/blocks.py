@@ -1,6 +1,6 @@
-"""A step's inputs and results besides its state: one block each on the device, and copies there and back.
+"""A step's inputs and results besides its state: one block for each on the device, and copies to and from the host.
 
-All inputs are staged on the host and sent in one copy. Of a result only the needed beginning of each axis is fetched,
+All inputs are staged on the host and sent in one copy. Only the needed beginning of each axis of a result is fetched,
 e.g. [b, T, V] of [B, L, V].
 """
 
@@ -13,27 +13,28 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from txl_runtime.bundle.tables import TensorSpec
+from txl_runtime.bundle.tables import TensorSpec, tensor_bytes
 from txl_runtime.device.cuda import Device, Queue
-from txl_runtime.device.dtypes import stored_type, tensor_bytes
+from txl_runtime.device.dtypes import stored_type
 from txl_runtime.device.interface import aligned, host_address
 from txl_runtime.types import Array
 
 Raw = NDArray[np.uint8]
+"""Bytes of host memory."""
 
 
 class Part(NamedTuple):
-    """The beginning of each axis of a tensor on the device, fetched by one copy with a pitch.
+    """The beginning of each axis of a tensor on the device, fetched by one copy of equally spaced pieces.
 
-    One copy can cut only the first axis and one more. For [:b, :T, :n] of [B, L, N] it fetches [b, L, n], of which
-    `view` then takes [b, T, n].
+    One copy can shorten only the first axis and one more. To get [:b, :T, :n] of [B, L, N], it fetches [b, L, n], from
+    which `view` then takes [b, T, n].
 
     Attributes:
-        address: device address of its first byte.
-        dtype: type of its values.
+        address: device address of the first byte.
+        dtype: type of the values.
         shape: shape of the fetched array.
-        sizes: the wanted shape, within `shape`.
-        width, rows, pitch: bytes of one piece, number of pieces, and bytes from one to the next on the device.
+        sizes: the wanted shape, no axis larger than in `shape`.
+        width, rows, pitch: bytes per piece, number of pieces, and bytes from one piece to the next on the device.
     """
 
     address: int
@@ -46,21 +47,23 @@ class Part(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Number of fetched bytes."""
+        """The number of fetched bytes."""
         return self.width * self.rows
 
     def view(self, raw: Raw) -> Array:
-        """Return a view of the wanted shape in fetched bytes."""
+        """Return a view of the wanted shape in the fetched bytes."""
         array = raw[: self.size].view(self.dtype).reshape(self.shape)
         view: Array = array[tuple(slice(size) for size in self.sizes)]
         return view
 
     def fetch(self, queue: Queue, to: int) -> None:
-        """Put the copy to host address `to` into the queue; pieces arrive without gaps."""
+        """Put a copy to the host address `to` into the queue; the pieces arrive without gaps."""
         queue.fetch(to, self.address, self.width, self.rows, self.width, self.pitch)
 
     def pieces(self, most: int) -> Iterator[tuple[int, int, int, int]]:
-        """Yield copies of at most `most` bytes: (offset in the fetched bytes, device address, width, rows)."""
+        """Split into copies of at most `most` bytes: yield (offset in the fetched bytes, device address,
+        width, rows).
+        """
         rows = most // self.width
         if rows:
             for first in range(0, self.rows, rows):
@@ -74,13 +77,13 @@ class Part(NamedTuple):
 
 
 class Inputs:
-    """A program's inputs besides its state: a block on the device, and one staged on the host.
+    """A program's inputs besides its state: a block on the device, and a block on the host from which they are sent.
 
     Args:
-        last: names of the inputs that stand last in the blocks, in this order.
+        last: names of the inputs that come last in the blocks, in this order.
 
     Attributes:
-        addresses, host: by name, the device address and the host array of each tensor.
+        addresses, host: the device address and the host array of each input, by name.
     """
 
     def __init__(self, device: Device, specs: Sequence[TensorSpec], last: Sequence[str] = ()) -> None:
@@ -100,14 +103,14 @@ class Inputs:
         }
 
     def rows(self, first: str, count: int) -> Array:
-        """Return `count` consecutive int32 [B] inputs, from `first` on, as one host view [count, B]."""
+        """Return `count` consecutive int32 [B] inputs, beginning with the input `first`, as one view [count, B]."""
         (size,), start = self.host[first].shape, self._offsets[first]
         pitch = aligned(4 * size)
         table: Array = self._staged[start : start + count * pitch].view(np.int32).reshape(count, pitch // 4)
         return table[:, :size]
 
     def send(self, queue: Queue) -> None:
-        """Put one copy of all staged inputs into the queue."""
+        """Put one copy of all inputs from the host to the device into the queue."""
         queue.send(self._block.address, self._from, self._size)
 
 
@@ -127,7 +130,7 @@ class Results:
         self.addresses = {name: self._block.address + offset for name, offset in offsets.items()}
 
     def part(self, name: str, sizes: Sequence[int]) -> Part:
-        """Return the part [:sizes[0], :sizes[1], …] of a tensor; further axes are whole."""
+        """Return the part [:sizes[0], :sizes[1], …] of a result; axes beyond `sizes` are whole."""
         spec = self._specs[name]
         whole, dtype = spec.fixed, stored_type(spec.dtype)
         sizes = (*sizes, *whole[len(sizes) :])

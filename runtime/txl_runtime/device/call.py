@@ -1,8 +1,8 @@
-"""A program of a loop, bound to memory, and the work of a step: copies in, the program, copies of results out.
+"""A program of a loop, bound to memory, and the work of a step: copy inputs, run the program, copy results.
 
-The first step runs unrecorded, since engines initialise in it. After that the whole work is recorded, once for each set
-of results that is fetched a second time, and a step replays the record. Results that are fetched only once, or in
-changing sizes, are fetched after a record without copies of results.
+The first step is not recorded, because engines initialise in it. Later the whole work is recorded, once for each set of
+results that is fetched a second time, and a step replays the record. Results that are fetched only once, or in changing
+sizes, are copied after replaying a record that copies no results.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class DeviceCall:
     """An executable bound to its inputs, its results and one side of a loop's states.
 
     Args:
-        inputs, results: blocks of its inputs and results besides the states.
-        memory: device addresses of the states that it reads and of those that it writes, by input and output name.
+        inputs, results: blocks of the executable's inputs and results besides the states.
+        memory: (addresses of the states it reads by input name, addresses of the states it writes by output name).
 
     Attributes:
-        recording: the records of its work.
+        recording: the records of the call's work.
         runs: number of runs, counted only until the step replays a record.
-        settling: True after the second run, until the loop resets it.
+        settling: set to True after the second run; the loop resets it.
     """
 
     def __init__(
@@ -49,13 +49,13 @@ class DeviceCall:
 
 
 class _Work(NamedTuple):
-    """The work of one unrecorded step, and the copies (part, host address) of its results."""
+    """The work of one unrecorded step, and (part, host address) for each result to copy."""
 
     call: DeviceCall
     fetches: Sequence[tuple[Part, int]]
 
     def put(self) -> None:
-        """Put the copies in, the program and the copies out into the queue."""
+        """Put the copy of inputs, the program and the copies of results into the queue."""
         call = self.call
         call.inputs.send(call.queue)
         call.engine()
@@ -68,14 +68,14 @@ class _Work(NamedTuple):
 
 
 class Step:
-    """A step of a call that fetches one set of results; calling it puts the step into the queue.
+    """A step of a call that fetches one set of results. Calling this object puts the step into the queue.
 
-    It is in no cycle of references, so that its memory is freed as soon as the loop is.
+    The object is in no cycle of references, so that its memory is freed together with the loop.
 
     Args:
         parts: parts of results to fetch, by tensor name.
-        staged: host memory in which they arrive.
-        bare: the step of the same call that fetches nothing; None for that one itself.
+        staged: host memory in which the results arrive.
+        bare: the step of the same call that fetches nothing; None if this step fetches nothing.
 
     Attributes:
         arrived: views of the parts by name, valid from the end of a step until the loop's next one.
@@ -100,10 +100,10 @@ class Step:
             self._quick()
 
     def _begin(self) -> None:
-        """Put a step into the queue before its own record exists, and make that record if its results come again."""
+        """Put a step into the queue while it has no record, and make a record if the same results are fetched again."""
         call, bare = self._call, self._bare
         if not call.recording.possible or not call.runs:
-            with call.queue.beside_records():  # a second model's engine may be recording in its own thread
+            with call.queue.beside_records():  # a different thread may be recording a second model's engine
                 self._work.put()
         elif bare is None or (self._again and call.recording.records < MOST_RECORDS):
             self._record()
@@ -129,13 +129,13 @@ class Step:
 
 
 class Steps:
-    """The steps of a loop's calls, made when first needed."""
+    """The steps of a loop's calls; each is made when it is first needed."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[DeviceCall, tuple[tuple[str, Part], ...]], Step] = {}
 
     def find(self, call: DeviceCall, parts: Mapping[str, Part], staged: Raw) -> Step:
-        """Return the step of a call that fetches these parts, made once."""
+        """Return the step of a call that fetches these parts."""
         key = (call, tuple(parts.items()))
         if key not in self._made:
             bare = self.find(call, {}, staged) if parts else None
@@ -143,14 +143,14 @@ class Steps:
         return self._made[key]
 
     def forget(self) -> None:
-        """Drop all steps, because results will arrive in a different array."""
+        """Drop all steps, because the array in which results arrive is replaced."""
         for call, _ in self._made:
             call.recording.records = 0
         self._made.clear()
 
 
 def _joined(fetches: list[tuple[Part, int]], part: Part, to: int) -> list[tuple[Part, int]]:
-    """Return the copies with one more; if the new part follows the last one on the device, both become one copy."""
+    """Add a copy to the list; if the new part follows the last one on the device, both become one copy."""
     if fetches:
         before, start = fetches[-1]
         if before.rows == part.rows == 1 and before.address + to - start == part.address:
@@ -159,7 +159,7 @@ def _joined(fetches: list[tuple[Part, int]], part: Part, to: int) -> list[tuple[
 
 
 def room_for(parts: Mapping[str, Part]) -> int:
-    """Return the bytes of host memory that parts need, each aligned."""
+    """Return the number of bytes of host memory that the parts need, each rounded up to a multiple of `ALIGNMENT`."""
     return sum(aligned(part.size) for part in parts.values())
 
 
@@ -169,7 +169,7 @@ def open_blocks(
     memory: tuple[Mapping[str, int], Mapping[str, int]],
     last: Sequence[str] = (),
 ) -> tuple[Inputs, Results]:
-    """Return blocks for a program's inputs and results besides its states; `last` names the inputs that stand last."""
+    """Return blocks for a program's inputs and results besides its states; `last` names the inputs that come last."""
     program = executable.program
 
     def beside(specs: Sequence[TensorSpec], held: Mapping[str, int]) -> list[TensorSpec]:

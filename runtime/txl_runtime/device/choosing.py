@@ -1,8 +1,9 @@
-"""The choice of a device's backend for a bundle: the named one, or the best that works, and why better ones do not.
+"""The choice of a device backend for a bundle: the named one, or the best one that works, with the reasons against
+others.
 
-On a machine without a GPU the search must be cheap and must not start CUDA, since a process that is forked after that
-cannot use it. So it looks for engines first, then for packages without importing them, then for the files of a GPU's
-driver; it starts CUDA only if all are there.
+On a machine without a GPU the search must be cheap and must not start CUDA, because a process that is forked afterwards
+could not use CUDA. So it looks for engines first, then for packages without importing them, then for the files of a
+GPU's driver; it starts CUDA only if it has found all of them.
 """
 
 from __future__ import annotations
@@ -24,11 +25,14 @@ if TYPE_CHECKING:
     from txl_runtime.device.backend import DeviceBackend
 
 DEVICES = ("rtx", "tensorrt", "cuda")
-"""Backends that keep the memory on a device, the best first."""
+"""Names of the backends that keep the state on a device, the preferred one first."""
 PACKAGES = {"rtx": "tensorrt_rtx", "tensorrt": "tensorrt", "cuda": "onnxruntime"}
+"""Python package that each backend needs."""
 NO_GPU = "no usable CUDA driver was found, expected an NVIDIA GPU and its driver"
+"""Reason why a device backend cannot run on a machine without a GPU."""
 
 Opener = Callable[[str, Bundle, "str | None"], "DeviceBackend"]
+"""A function (backend's name, bundle, update rule or None) → the opened backend."""
 
 
 def open_device(name: str, bundle: Bundle, update: str | None) -> DeviceBackend:
@@ -42,7 +46,7 @@ def open_device(name: str, bundle: Bundle, update: str | None) -> DeviceBackend:
         raise BackendError(f"backend {name} cannot run here: {reason}; or use --backend cpu")
     with _errors_of(name):
         backend = _opened(name, bundle, update)
-        if name == "cuda":  # the libraries of the others check an engine against the GPU when they load it
+        if name == "cuda":  # the libraries of rtx and tensorrt check an engine against the GPU when they load it
             run_smallest(backend, bundle)
         return backend
 
@@ -58,9 +62,9 @@ def _opened(name: str, bundle: Bundle, update: str | None) -> DeviceBackend:
 
 
 def run_smallest(backend: DeviceBackend, bundle: Bundle) -> None:
-    """Run the smallest program on zeros, to find a session that opens but has no kernels for this GPU.
+    """Run the smallest program on zeros, to find out whether an engine that opened has kernels for this GPU.
 
-    It runs twice, unrecorded and recorded: kernels that an engine compiles at first use are kept after the second run.
+    It runs twice, unrecorded and recorded: kernels that an engine compiles at first use are saved after the second run.
 
     Raises:
         BackendError: the program does not run here.
@@ -76,7 +80,7 @@ def run_smallest(backend: DeviceBackend, bundle: Bundle) -> None:
 def choose_device(
     bundle: Bundle, update: str | None, opener: Opener = _opened
 ) -> tuple[DeviceBackend | None, dict[str, str]]:
-    """Return the best backend of `DEVICES` that runs the bundle, or None, and by name why better ones do not."""
+    """Return the best backend of `DEVICES` that runs the bundle, or None; and the reasons against better ones."""
     notes = {}
     for name in DEVICES:
         if reason := missing(name, bundle):
@@ -90,7 +94,7 @@ def choose_device(
 
 
 def _running(opener: Opener, name: str, bundle: Bundle, update: str | None) -> DeviceBackend:
-    """Open and run a backend; one that fails is freed here, so that the next one finds the device's memory free."""
+    """Open and run a backend. If it fails, it is freed here, so that the next finds the device's memory free."""
     with _errors_of(name):
         backend = opener(name, bundle, update)
         run_smallest(backend, bundle)
@@ -99,7 +103,7 @@ def _running(opener: Opener, name: str, bundle: Bundle, update: str | None) -> D
 
 @contextmanager
 def _errors_of(name: str) -> Iterator[None]:
-    """Turn any exception of a library that is being opened into a BackendError; an interrupt stays one."""
+    """Turn any exception of a library that is being opened into a BackendError; an interrupt is passed on."""
     try:
         yield
     except TxlError:
@@ -113,11 +117,12 @@ def _errors_of(name: str) -> Iterator[None]:
 
 
 def missing(name: str, bundle: Bundle, built: bool = False, insisting: bool = False) -> str:
-    """Return what a backend lacks here, found without loading a library; "" if it lacks nothing.
+    """Return the reason why a backend cannot run on this machine, found without loading its library; "" if there is
+    none.
 
     Args:
-        built: do not ask for engines, because they are about to be built.
-        insisting: if no file of a GPU's driver is known here, ask CUDA's driver, since the GPU may be of an unknown
+        built: True if engines are about to be built: their absence is then no reason.
+        insisting: if no known file of a GPU's driver exists, ask CUDA's driver, because the GPU may be of an unknown
             kind.
     """
     package = PACKAGES[name]
@@ -133,7 +138,7 @@ def missing(name: str, bundle: Bundle, built: bool = False, insisting: bool = Fa
 
 
 def _without_cuda() -> str:
-    """Return why the installed ONNX Runtime cannot use a GPU; "" if it was built with CUDA."""
+    """Return the reason why the installed ONNX Runtime cannot use a GPU; "" if it was built with CUDA."""
     from txl_runtime.device.onnxruntime_cuda import import_onnxruntime
 
     try:
@@ -144,7 +149,7 @@ def _without_cuda() -> str:
 
 
 def precision_problem(precision: str) -> str:
-    """Return why no device's backend runs a bundle of this precision; "" if one may."""
+    """Return the reason why no device backend runs a bundle of this precision; "" if some backend may."""
     if precision in ("int8", "int4"):
         return f"the bundle's precision is {precision}, which is for the CPU, expected fp32, fp16 or bf16"
     return ""

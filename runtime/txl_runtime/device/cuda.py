@@ -1,11 +1,11 @@
-"""A device with its memory, queues of work, events and recorded work: the loops' use of CUDA's driver.
+"""A device with its memory, queues of work, events and recorded work, as loops use them through CUDA's driver.
 
 Addresses are plain integers. The work of a queue is done in order while the host goes on; only `Event.wait`,
-`Queue.wait` and allocations wait for it. A caller of a queue or an event has to enter the device first, by
+`Queue.wait` and allocations wait for it. A caller of a queue's or an event's method must first enter the device with
 `Device.current`; the device's own methods enter it themselves.
 
 Host memory that is passed to `send` and `fetch` must not change until the copy is done: page-locked memory
-(`Device.staging`) is accessed when the copy's turn comes, all other memory may be read before `send` returns.
+(`Device.staging`) is accessed when the queue reaches the copy; other memory may be read before `send` returns.
 """
 
 from __future__ import annotations
@@ -27,34 +27,36 @@ from txl_runtime.errors import BackendError
 Work = Callable[[], None]
 """A function that puts work into a queue."""
 MEMORY_KHZ, MEMORY_BITS = 36, 37
-"""CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE and _GLOBAL_MEMORY_BUS_WIDTH."""
+"""CUDA's numbers of CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE and _GLOBAL_MEMORY_BUS_WIDTH."""
 WIDEST = 2**31 - 1
-"""CU_DEVICE_ATTRIBUTE_MAX_PITCH of every GPU so far, in bytes: rows with a larger pitch are copied one by one."""
+"""CU_DEVICE_ATTRIBUTE_MAX_PITCH in bytes, the same on all GPUs so far: rows with a larger pitch are copied
+one by one.
+"""
 
 
 class Block:
     """Zeroed memory on the device, freed when this object is collected.
 
     Attributes:
-        address: its device address, a multiple of 256.
-        size: its size in bytes.
+        address: device address of the first byte, a multiple of 256.
+        size: number of bytes.
     """
 
     def __init__(self, context: Context, size: int, queue: Queue) -> None:
         self.size = max(size, 1)
         self.address = _own(self, context, "cuMemAlloc_v2", "cuMemFree_v2", self.size, kind=ctypes.c_uint64)
-        # Wait only for this queue: waiting for the device would break a record that a second thread is making.
+        # Wait only for this queue: waiting for the whole device would break a record that a second thread is making.
         try:
             with context.driver.beside_records():
                 queue.zero(self.address, self.size)
                 queue.wait()
         except BaseException:
-            queue.settle()  # after an interrupt the memory is freed, so the work that writes it has to end first
+            queue.settle()  # the memory is freed after an interrupt, so the work that writes it must end first
             raise
 
 
 class Event:
-    """A place in a queue's work, which `Queue.record` sets any number of times.
+    """A marker in a queue's work, which `Queue.record` may set again and again.
 
     Attributes:
         handle: CUDA's handle.
@@ -65,14 +67,15 @@ class Event:
         self._synchronize = context.driver.cuEventSynchronize
 
     def wait(self) -> None:
-        """Return when the work before the last recorded place is done; at once if it was never recorded."""
+        """Wait until the work before the marker's latest place is done; return at once if it was never set."""
         self._synchronize(self.handle)
 
 
 class Queue:
-    """An ordered queue of work on the device, a CUDA stream; here `Stream` is a different class.
+    """An ordered queue of work on the device. CUDA calls it a stream, but `Stream` has a different meaning in this
+    project.
 
-    Rows of `send`, `fetch`, `copy` and `zero` are `width` bytes each; a pitch is the bytes from one row to the next.
+    Rows of `send`, `fetch`, `copy` and `zero` have `width` bytes; a pitch is the distance from one row to the next.
 
     Attributes:
         handle: CUDA's handle, for engines.
@@ -131,7 +134,7 @@ class Queue:
         """Set rows of bytes on the device to 0."""
         if width <= 0 or rows <= 0:
             return
-        if rows == 1 or pitch == width:  # one piece, which may have any size
+        if rows == 1 or pitch == width:  # one contiguous piece, which may have any size
             self._driver.cuMemsetD8Async(to, 0, width * rows, self.handle)
         elif pitch > WIDEST:
             for row in range(rows):
@@ -140,15 +143,15 @@ class Queue:
             self._driver.cuMemsetD2D8Async(to, pitch, 0, width, rows, self.handle)
 
     def record(self, event: Event) -> None:
-        """Set an event to the place after all work put in so far."""
+        """Set an event's marker behind all work that was put in so far."""
         self._record(event.handle, self.handle)
 
     def wait(self) -> None:
-        """Return when all work of the queue is done."""
+        """Wait until all work of the queue is done."""
         self._synchronize(self.handle)
 
     def settle(self) -> None:
-        """Wait for all work after an error, ignoring a further failure."""
+        """After an error, wait for all work and ignore further failures."""
         self._context.quietly("cuStreamSynchronize", self.handle)
 
     def beside_records(self) -> AbstractContextManager[None]:
@@ -167,11 +170,11 @@ class Queue:
         If `work` raises an exception, recording ends and the exception is passed on.
 
         Raises:
-            BackendError: a part of the work cannot be recorded.
+            BackendError: some of the work cannot be recorded.
         """
         driver, graph = self._driver, ctypes.c_void_p()
         try:
-            # Relaxed: otherwise memory that any thread frees meanwhile would invalidate the record.
+            # Relaxed, because otherwise memory that any thread frees at the same time would invalidate the record.
             driver.cuStreamBeginCapture_v2(self.handle, RELAXED)
             work()
             driver.cuStreamEndCapture(self.handle, ctypes.byref(graph))
@@ -184,13 +187,13 @@ class Queue:
                 driver.quietly("cuGraphDestroy", graph.value)
 
     def _stop_recording(self, graph: ctypes.c_void_p) -> None:
-        """End a failed record, if it has not ended; `graph` receives its unfinished graph."""
+        """End a failed recording, if it has not ended; `graph` receives the unfinished graph."""
         if self.recording():
             self._driver.quietly("cuStreamEndCapture", self.handle, ctypes.byref(graph))
 
 
 class _Replay:
-    """A replay of recorded work. It keeps the queue and the work alive, and with them the engine's memory."""
+    """A replay of recorded work. It keeps the queue and the work alive, and thereby the engine's memory."""
 
     def __init__(self, context: Context, graph: int | None, queue: Queue, work: Work) -> None:
         self._graph = _own(self, context, "cuGraphInstantiateWithFlags", "cuGraphExecDestroy", graph, 0)
@@ -220,24 +223,26 @@ class Device:
         if count.value > 1:
             self.title += f" (GPU {ordinal} of the {count.value} that are visible)"
         self.ordinal = ordinal
-        # A wait for an event spins, which is faster; on an integrated board, which has few cores, it sleeps.
+        # A wait for an event spins, which is faster. On an integrated board, which has few cores, it sleeps instead.
         self._flags = EVENTS[device_number(driver, ordinal, INTEGRATED) != 0]
         self._context = Context(driver, ordinal)
         with self.current():
             self._zeroing = Queue(self._context)
 
     def current(self) -> Current:
-        """Return a context in which this device is the thread's current one; at its end the previous one is again.
+        """Return a context in which this device is the thread's current device; at its end the previous device is
+        restored.
 
         Raises:
-            BackendError: on entry, in a process that was forked from the one that opened the device.
+            BackendError: raised on entry, in a process that was forked from the one that opened the device.
         """
         return Current(self._context)
 
     def bandwidth(self) -> float | None:
-        """Return its memory bandwidth in GB/s by the driver's figures; None without them, and for integrated GPUs.
+        """Return the memory bandwidth in GB/s from the driver's figures; None if there are none, or the GPU is
+        integrated.
 
-        On a Jetson the driver's figures are wrong.
+        On a Jetson, whose GPU is integrated, the driver's figures are wrong.
         """
         driver, ordinal = self._context.driver, self.ordinal
         try:
@@ -251,13 +256,13 @@ class Device:
         """Return zeroed, aligned memory of `size` bytes on the device.
 
         Raises:
-            BackendError: the device has not enough memory.
+            BackendError: the device does not have enough memory.
         """
         with self.current():
             return Block(self._context, size, self._zeroing)
 
     def staging(self, size: int) -> NDArray[np.uint8]:
-        """Return `size` bytes of zeroed, page-locked host memory, which the device can access by itself."""
+        """Return `size` bytes of zeroed, page-locked host memory, which the device can read and write directly."""
         with self.current():
             array: NDArray[np.uint8] = np.asarray(_Pinned(self._context, max(size, 1)))
         array[...] = 0
@@ -275,7 +280,7 @@ class Device:
 
 
 class _Pinned:
-    """Page-locked memory with NumPy's array interface; freed when no array uses it."""
+    """Page-locked memory with NumPy's array interface; it is freed when no array uses it."""
 
     def __init__(self, context: Context, size: int) -> None:
         address = _own(self, context, "cuMemHostAlloc", "cuMemFreeHost", size, 0)
@@ -290,16 +295,16 @@ def _own(
     *arguments: int | None,
     kind: type[ctypes.c_void_p | ctypes.c_uint64] = ctypes.c_void_p,
 ) -> int:
-    """Create a handle or an address by CUDA, which is destroyed when `owner` is collected.
+    """Create a handle or an address with CUDA; destroy it when `owner` is garbage-collected.
 
-    At the end of the process nothing is destroyed here: the system frees it.
+    At the end of the process nothing is destroyed here, because the system frees everything.
     """
     made = kind()
     try:
         with context.driver.beside_records():
             getattr(context.driver, create)(ctypes.byref(made), *arguments)
     finally:
-        if made.value:  # also after Ctrl-C, which may arrive when the driver has created the handle
+        if made.value:  # Ctrl-C may arrive after the driver has created the handle: it must be destroyed then, too
             weakref.finalize(owner, context.quietly, destroy, made.value).atexit = False
     return made.value or 0
 

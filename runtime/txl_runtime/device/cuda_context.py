@@ -1,6 +1,6 @@
-"""The current CUDA context of a thread, which belongs to the application before it belongs to this project.
+"""The current CUDA context of a thread, which the application may have set before it calls this project.
 
-Work goes to the primary context of a device, which all libraries of a process share. This project makes it current
+Work goes to a device's primary context, which all libraries of a process share. This project makes that context current
 while it works, and then restores the previous one.
 """
 
@@ -20,29 +20,30 @@ GET, PUSH, POP = "cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2"
 
 
 class Context:
-    """The primary context of a device, retained as long as this object lives.
+    """The primary context of a device, retained while this object exists.
 
     Attributes:
-        driver, device: CUDA's driver, and its number of the device.
+        driver, device: CUDA's driver, and the driver's number of the device.
     """
 
     def __init__(self, driver: Driver, ordinal: int) -> None:
         device, handle = ctypes.c_int(), ctypes.c_void_p()
         driver.cuDeviceGet(ctypes.byref(device), ordinal)
         self.driver, self.device = driver, device.value
-        # Every step calls these, so they come without the wrapper that checks the status; callers check it here.
+        # Every step calls these three, so they come without the wrapper that checks the status; the callers check it.
         self._current, self._push, self._pop = (driver.instant(name) for name in (GET, PUSH, POP))
-        self._popped = ctypes.byref(ctypes.c_void_p())  # receives the popped context, which is not needed
+        self._popped = ctypes.byref(ctypes.c_void_p())  # receives the popped context, which nothing uses
         try:
             driver.cuDevicePrimaryCtxRetain(ctypes.byref(handle), device.value)
         finally:
             if handle.value:
                 give_back = weakref.finalize(self, driver.quietly, "cuDevicePrimaryCtxRelease_v2", device.value)
-                give_back.atexit = False  # at the end of the process other libraries may still use the context
+                # not at the end of the process, when other libraries may still use the context
+                give_back.atexit = False
         self._handle, self._pushed = handle.value, ctypes.c_void_p(handle.value)
 
     def enter(self, current: Current) -> None:
-        """Make the context current in this thread; if it was not, `current.entered` says that `leave` has to follow.
+        """Make the context current in this thread; if it was not current, set `current.entered`: `leave` must follow.
 
         Raises:
             BackendError: this process is a fork of the one that opened the driver, or CUDA refuses.
@@ -54,11 +55,11 @@ class Context:
             raise driver.failure(GET, status)
         if current.found.value == self._handle:
             if current.entered and current.entered != threading.get_ident():
-                current.entered = 0  # set by a different thread: this thread has nothing to leave
+                current.entered = 0  # set by a different thread; this thread has nothing to leave
             return
         thread = threading.get_ident()
         try:
-            current.entered = thread  # Python handles no signal between this and the call
+            current.entered = thread  # Python handles no signal between this line and the call
             if status := self._push(self._pushed):
                 raise driver.failure(PUSH, status)
         except BaseException:
@@ -67,9 +68,11 @@ class Context:
             raise
 
     def leave(self, current: Current, failing: bool) -> None:
-        """Restore the previous context; with `failing`, an exception is on its way, so a failure here is ignored."""
+        """Restore the previous context. With `failing`, an exception is being raised: a failure here is
+        then ignored.
+        """
         try:
-            current.entered = 0  # as above, no signal between this and the call
+            current.entered = 0  # Python handles no signal between this line and the call
             if status := self._pop(self._popped):
                 raise self.driver.failure(POP, status)
         except BaseException as error:
@@ -78,28 +81,28 @@ class Context:
                 raise
 
     def _take_back(self) -> None:
-        """Pop the context if an interrupted call left it pushed, which is so if it is current."""
+        """If an interrupted call left the context pushed, pop it; that is the case if it is current."""
         found = ctypes.c_void_p()
         self.driver.quietly("cuCtxGetCurrent", ctypes.byref(found))
         if found.value == self._handle:
             self.driver.quietly("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
     def quietly(self, name: str, handle: int) -> None:
-        """Call a function on the device, ignoring failures; do nothing in a forked child."""
+        """Call one of the driver's functions on the device, ignoring failures; do nothing in a forked child."""
         with contextlib.suppress(Exception), Current(self), self.driver.beside_records():
             self.driver.quietly(name, handle)
 
 
 class Current:
-    """A `with` that makes a context current. One object serves one `with` at a time.
+    """A context manager that makes a CUDA context current. One object serves one `with` block at a time.
 
-    Ctrl-C may arrive at the beginning of a `with`'s end, before the context is left. The object's next `with` in that
-    thread corrects this: the context is still current, and is left at the end.
+    Ctrl-C may arrive when a `with` block begins to end, before the context is left. The object's next `with` block in
+    that thread repairs this: it finds the context still current, and leaves it at the end.
 
     Attributes:
         found: memory to which the driver writes the current context; threads must not share it.
         reference: pointer to `found`.
-        entered: id of the thread in which the context has to be left; 0 for none.
+        entered: id of the thread in which the context must be left; 0 if it need not be left.
     """
 
     __slots__ = ("_context", "entered", "found", "reference")
@@ -117,14 +120,15 @@ class Current:
 
 
 Lock = AbstractContextManager[object]
+"""A lock, used only by `with`."""
 _locks: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def open_lock() -> Lock:
-    """Return a lock for putting work into a queue; its thread may take it again.
+    """Return a lock for putting work into a queue; a thread that holds it may take it again.
 
-    It is Python's RLock and taken only by `with`, so that Ctrl-C cannot arrive between taking it and its release. In a
-    forked child it is free, because its owner may not exist there; entering the device fails in that child.
+    It is Python's RLock, taken only by `with`, so that Ctrl-C cannot prevent its release. In a forked child it is free,
+    because the thread that held it may not exist there; entering the device fails in that child anyway.
     """
     lock = threading.RLock()
     _locks.add(lock)
@@ -133,7 +137,7 @@ def open_lock() -> Lock:
 
 def _after_fork() -> None:
     for lock in _locks:
-        lock._at_fork_reinit()  # as Python does with the locks of its own modules
+        lock._at_fork_reinit()  # Python does the same with the locks of its own modules
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork

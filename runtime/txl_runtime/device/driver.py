@@ -1,7 +1,7 @@
-"""CUDA's driver, libcuda, called by ctypes: every GPU's driver includes it, so nothing has to be installed or matched.
+"""CUDA's driver, libcuda, called with ctypes. Every GPU's driver includes it, so no CUDA version must be installed.
 
-`Driver` has the needed functions under CUDA's names. Each raises an error for a status other than success, and an
-engine's library may use any version of CUDA besides. ctypes lets other threads run during each call.
+`Driver` has the needed functions under CUDA's names. Each raises an error for a status other than success. An engine's
+library may use its own version of CUDA at the same time. ctypes lets other threads run during each call.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import sys
 import weakref
 from collections.abc import Callable, Iterator
 from ctypes import POINTER, c_char, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
@@ -17,18 +16,18 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from txl_runtime.errors import BackendError
+from txl_runtime.system import CUDA_DRIVER
 
-LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 HOST, DEVICE = 1, 2
-"""CU_MEMORYTYPE_HOST and _DEVICE."""
+"""CUDA's numbers of CU_MEMORYTYPE_HOST and _DEVICE."""
 NON_BLOCKING, RELAXED = 1, 2
-"""CU_STREAM_NON_BLOCKING and CU_STREAM_CAPTURE_MODE_RELAXED."""
+"""CUDA's numbers of CU_STREAM_NON_BLOCKING and CU_STREAM_CAPTURE_MODE_RELAXED."""
 EVENTS = (2, 3)
-"""CU_EVENT_DISABLE_TIMING, alone and with CU_EVENT_BLOCKING_SYNC."""
+"""CU_EVENT_DISABLE_TIMING alone, and together with CU_EVENT_BLOCKING_SYNC, which makes a wait sleep."""
 
 
 class Memcpy2D(ctypes.Structure):
-    """CUDA_MEMCPY2D of the functions that end in _v2: a copy of rows; its memory types say host or device."""
+    """CUDA_MEMCPY2D of the functions that end in _v2: a copy of rows; its memory types say which side is the host."""
 
     _fields_ = (
         ("srcXInBytes", c_size_t),
@@ -92,13 +91,16 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuEventRecord": (_HANDLE, _HANDLE),
     "cuEventSynchronize": (_HANDLE,),
 }
-"""Types of the functions' arguments, by the names that libcuda exports; cuda.h hides most of the _v2 from C."""
+"""Types of the functions' arguments, by the names that libcuda exports; cuda.h hides most suffixes _v2 from C."""
 
 NEWEST = "CUDA 11.4"
-"""The version that brought the youngest of these functions, cuGraphInstantiateWithFlags."""
+"""The oldest version that has all these functions: it brought cuGraphInstantiateWithFlags."""
 SPAWN = "load models in the child only, or start children by multiprocessing's spawn instead of fork"
+"""Advice for CUDA in forked processes."""
 REPORT = "open the model again; if it happens again, report it with the bundle's manifest"
+"""Advice for errors that point to a defect."""
 JETSON = "on a Jetson the user has to be in the group video, and a container needs --runtime nvidia"
+"""Advice for a Jetson without a visible GPU."""
 ADVICE = {
     2: "the device's memory is full: close what else uses it, or export smaller B, M or L",
     3: f"CUDA cannot be used in a process forked from one that uses it: {SPAWN}",
@@ -118,8 +120,10 @@ ADVICE = {
     901: "something in this work cannot be recorded",
     999: f"the driver is in a bad state: look at nvidia-smi, and restart the machine if it fails too; {JETSON}",
 }
+"""Advice for CUDA's error codes; the advice for all other codes is `REPORT`."""
 
 Call = Callable[..., None]
+"""A function of the driver that raises `BackendError` if it fails."""
 
 
 class Driver:
@@ -131,7 +135,7 @@ class Driver:
         library: a `ctypes.CDLL`, or any object that has these functions.
 
     Attributes:
-        forked: whether this process was forked from the one that opened the driver. CUDA does not work here then.
+        forked: True if this process was forked from the one that opened the driver; CUDA does not work then.
     """
 
     if TYPE_CHECKING:
@@ -155,16 +159,16 @@ class Driver:
         return call
 
     def instant(self, name: str) -> Callable[..., int]:
-        """Return a function for every step, which never waits: it takes ctypes' objects and returns its status.
+        """Return a function that never waits, for use in every step: it takes ctypes objects and returns CUDA's status.
 
-        It keeps the interpreter's lock, because releasing that takes longer than the function itself.
+        It keeps the interpreter's lock, because releasing the lock takes longer than the function.
         """
         if isinstance(self._library, ctypes.CDLL):
-            return ctypes.PyDLL(LIBRARY, handle=self._library._handle)[name]
+            return ctypes.PyDLL(CUDA_DRIVER, handle=self._library._handle)[name]
         return self._functions[name]
 
     def failure(self, name: str, status: int) -> BackendError:
-        """Return the error of a function's status: CUDA's name and text for it, and advice."""
+        """Return the error for a function's status, with CUDA's name and text for the status, and advice."""
         called, said = self._said("cuGetErrorName", status), self._said("cuGetErrorString", status)
         told = ", ".join(part for part in (str(status), said) if part)
         return BackendError(
@@ -185,7 +189,7 @@ class Driver:
 
     @contextlib.contextmanager
     def beside_records(self) -> Iterator[None]:
-        """Return a context whose calls neither fail because other threads are recording, nor break their records."""
+        """Return a context in which calls neither fail because other threads are recording, nor break their records."""
         mode = c_int(RELAXED)
         try:
             self.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
@@ -193,11 +197,11 @@ class Driver:
         finally:
             try:
                 self._leave_relaxed(mode)
-            finally:  # again, in case Ctrl-C came before the call
+            finally:  # again, in case Ctrl-C prevented the first call
                 self._leave_relaxed(mode)
 
     def _leave_relaxed(self, before: c_int) -> None:
-        """Restore the previous capture mode, unless it was, or is again, RELAXED."""
+        """Restore the previous capture mode, unless that mode is RELAXED: it then was, or is again, the current one."""
         if before.value != RELAXED:
             self.quietly("cuThreadExchangeStreamCaptureMode", ctypes.byref(before))
 
@@ -227,14 +231,16 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
 
 
 def _function(library: Any, name: str) -> Callable[..., int]:
-    """Return a function with its signature, as a new prototype, so that other users' settings do not change."""
+    """Return a function with its signature, as a new prototype: settings of other users of the library do
+    not change.
+    """
     try:
         if isinstance(library, ctypes.CDLL):
             found: Callable[..., int] = ctypes.CFUNCTYPE(c_int, *SIGNATURES[name])((name, library))
         else:
             found = getattr(library, name)
     except AttributeError:
-        raise BackendError(f"{LIBRARY} has no {name}, expected a driver of {NEWEST} or newer; update it") from None
+        raise BackendError(f"{CUDA_DRIVER} has no {name}, expected a driver of {NEWEST} or newer; update it") from None
     return found
 
 
@@ -246,9 +252,9 @@ def open_driver() -> Driver:
         BackendError: there is no driver, it is too old, or it has no GPU.
     """
     try:
-        library = ctypes.CDLL(LIBRARY)
+        library = ctypes.CDLL(CUDA_DRIVER)
     except OSError as missing:
         raise BackendError(
-            f"{LIBRARY} cannot be loaded ({missing}), expected NVIDIA's driver; install it, or use --backend cpu"
+            f"{CUDA_DRIVER} cannot be loaded ({missing}), expected NVIDIA's driver; install it, or use --backend cpu"
         ) from None
     return Driver(library)

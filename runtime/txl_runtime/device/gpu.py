@@ -1,6 +1,6 @@
-"""The GPU of this machine: a check that one exists, without CUDA, and its name, from CUDA's driver.
+"""The GPU of this machine: a check without CUDA that there is one, and its name from CUDA's driver.
 
-Every load of a bundle comes by here, also on a CPU; the driver's library is opened only when its functions are needed.
+Every load of a bundle runs this check, also on a CPU; the driver's library is opened only when it is needed.
 """
 
 from __future__ import annotations
@@ -13,25 +13,22 @@ from pathlib import Path
 
 from txl_runtime.device.driver import Driver, open_driver
 from txl_runtime.errors import BackendError
+from txl_runtime.system import lists_driver
 
 MULTIPROCESSORS, INTEGRATED, MAJOR, MINOR = 16, 18, 75, 76
-"""CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, _INTEGRATED, _COMPUTE_CAPABILITY_MAJOR and _COMPUTE_CAPABILITY_MINOR."""
+"""CUDA's numbers of CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, _INTEGRATED, _COMPUTE_CAPABILITY_MAJOR and _MINOR."""
 DEVICE_FILES = ("nvidia[0-9]*", "nvhost-gpu", "nvhost-ctrl-gpu", "nvgpu", "dxg")
-"""Patterns in /dev of a GPU's device files: NVIDIA's driver, a Jetson (three), and WSL on Windows."""
+"""Patterns of a GPU's device files in /dev: of NVIDIA's driver, of a Jetson (three patterns), and of WSL on Windows."""
 
 
 def shows_gpu(devices: Path = Path("/dev")) -> bool:
-    """Return whether the machine shows a GPU, without starting CUDA, which would then fail in forked children."""
-    if sys.platform == "win32":
-        from ctypes.util import find_library
-
-        return find_library("nvcuda") is not None
-    return any(True for pattern in DEVICE_FILES for _ in devices.glob(pattern))
+    """Return whether the machine has a GPU's files, without starting CUDA, which would then fail in forked children."""
+    return lists_driver() or any(True for pattern in DEVICE_FILES for _ in devices.glob(pattern))
 
 
 @cache
 def gpu_name() -> str | None:
-    """Return the first GPU's name and compute capability, e.g. "Orin, SM 87"; None without GPU or usable driver."""
+    """Return the first GPU's name and compute capability, e.g. "Orin, SM 87"; None without a GPU or usable driver."""
     try:
         return device_title(open_driver(), 0)
     except BackendError:
@@ -39,7 +36,7 @@ def gpu_name() -> str | None:
 
 
 def gpu_model() -> str | None:
-    """Return `gpu_name` with the size, e.g. "Orin, SM 87, 8 multiprocessors": models of one name differ in size."""
+    """Return `gpu_name` and the GPU's size, e.g. "Orin, SM 87, 8 multiprocessors": one name may have several sizes."""
     name = gpu_name()
     return name and f"{name}, {device_number(open_driver(), 0, MULTIPROCESSORS)} multiprocessors"
 
@@ -58,7 +55,7 @@ def device_title(driver: Driver, ordinal: int) -> str:
 
 
 def device_number(driver: Driver, ordinal: int, attribute: int) -> int:
-    """Return an attribute of a GPU by CUDA's number of it, without making a context.
+    """Return an attribute of a GPU, given CUDA's number of the attribute, without making a context.
 
     Raises:
         BackendError: there is no such device.

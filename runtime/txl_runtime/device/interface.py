@@ -1,6 +1,6 @@
-"""The protocol of an engine on a device: its programs are bound to addresses and then put into a queue.
+"""The protocol of an engine on a device, whose programs are bound to addresses and then put into a queue.
 
-Addresses are plain integers. The loops' use of CUDA itself is in `cuda`.
+Addresses are plain integers. Calls of CUDA itself are in `cuda`.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from txl_runtime.bundle.tables import Program
+from txl_runtime.bundle.tables import Program, tensor_bytes
 from txl_runtime.device.cuda import Queue
-from txl_runtime.device.dtypes import tensor_bytes
 from txl_runtime.errors import BackendError
 
 ALIGNMENT = 256
-"""Every tensor starts at a multiple of 256 bytes, as TensorRT requires."""
+"""Alignment of every tensor's first byte, in bytes; TensorRT requires it."""
 
 Launch = Callable[[], None]
 """A function that puts work into a queue."""
@@ -27,9 +26,9 @@ class Executable(Protocol):
 
     Attributes:
         program: the program's row, with names, types and shapes of its tensors.
-        in_place: inputs by the output that has to share their memory. No other tensors may overlap.
-        recordable: whether its work can be captured; `prepare` may set it to False. The engine then records itself, or
-            runs unrecorded.
+        in_place: for each output that must share an input's memory, that input's name. No other tensors may overlap.
+        recordable: whether the loop can record the program's work; `prepare` may set it to False if the engine makes
+            its own record, or cannot be recorded.
     """
 
     program: Program
@@ -37,21 +36,23 @@ class Executable(Protocol):
     recordable: bool
 
     def prepare(self, addresses: Mapping[str, int], queue: Queue) -> Launch:
-        """Bind it to addresses for good, and return its launch; launches of different addresses may alternate."""
+        """Bind the program to addresses for good, and return its launch; launches of different addresses
+        may alternate.
+        """
 
 
 def aligned(size: int) -> int:
-    """Return the size rounded up to a multiple of `ALIGNMENT`: 512 for 300."""
+    """Return the size rounded up to a multiple of 256 (`ALIGNMENT`): 512 for 300."""
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def check_addresses(executable: Executable, addresses: Mapping[str, int]) -> None:
-    """Check that an output shares memory with an input exactly if the engine updates that input in place.
+    """Check that an output shares memory with an input if, and only if, the engine updates that input in place.
 
-    Engines read inputs while they write outputs: overlapping memory would give wrong results without an error.
+    Engines read inputs while they write outputs, so overlapping memory would give wrong results without an error.
 
     Raises:
-        BackendError: tensors overlap, an output in place is not at its input's address, or a tensor is not aligned.
+        BackendError: tensors overlap, an in-place output is not at its input's address, or a tensor is not aligned.
     """
     program = executable.program
     ranges = {spec.name: (addresses[spec.name], tensor_bytes(spec)) for spec in (*program.inputs, *program.outputs)}

@@ -1,4 +1,4 @@
-"""The loop on a device: its states stay there, and its work goes into one queue."""
+"""The loop on a device: states stay in device memory, and all work goes into one queue."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from txl_runtime.streaming.state import Initial
 from txl_runtime.types import Array, Floats, Ids
 
 SHORTCUTS = {"last": 1, "next": 1, "score": 2}
-"""Kinds of programs whose first result is the wanted one, and how many of the axes [b, T] it has: 1 for [b, V]."""
+"""Kinds of programs whose first output is the wanted result, and how many of the axes [b, T] it has: 1 for [b, V]."""
 Key = tuple[Want, int, int, int, Shapes]
-"""A kind of segment: the wanted result, its length, b, the side that is read, and the states' shapes there."""
+"""A kind of segment: (wanted result, length, number of sequences b, side that is read, the states' shapes there)."""
 
 
 @dataclass
@@ -40,12 +40,13 @@ class _Route:
         kind: the program's kind.
         call: the program, bound to memory.
         after: shapes of the states after the step, if they can change.
-        reads: (name, staged part, whole) of each caller's input: the staged array, and the whole one if that is larger.
-        counts: (staged array, counters) pairs.
-        parts: parts of all results by name, the main one first.
-        asked: names of the results that come with the step.
-        step: the step to put into the queue; None if it has to be chosen again.
-        rows: the softmax's rows [b, T, F], if they come with the step.
+        reads: (name, part, whole) for each input from the caller: `part` of the staged array `whole` receives the
+            input.
+        counts: pairs (staged array, counters to copy there).
+        parts: parts of all results by name, the main result first.
+        asked: names of the results that are fetched together with the step.
+        step: the step to put into the queue; None if it must be chosen again.
+        rows: the softmax's feature rows [b, T, F], if they are fetched together with the step.
         best: the best words, for a program "next".
     """
 
@@ -62,7 +63,7 @@ class _Route:
 
 
 class _Pending(SegmentResult):
-    """The result of a segment that may still be in the queue; reading any of it waits for the segment."""
+    """The result of a segment that may still be in the queue; reading any part of the result waits for the segment."""
 
     __slots__ = ("_loop", "_route", "_there")
 
@@ -85,7 +86,7 @@ class _Pending(SegmentResult):
     def given(self) -> dict[str, Array]:
         """See `SegmentResult`."""
         found = self._bring(self._route.parts)
-        self._loop.finish()  # `_bring` put copies into the queue, which have to end, too
+        self._loop.finish()  # wait for the copies that `_bring` put into the queue
         return found
 
     def last(self) -> Floats:
@@ -106,7 +107,7 @@ class _Pending(SegmentResult):
         return self._bring((name,))[name]
 
     def _bring(self, names: Collection[str]) -> dict[str, Array]:
-        """Wait for the segment, and return its results by name, at least those in `names`."""
+        """Wait for the segment; return its results by name, at least the ones in `names`."""
         loop, route = self._loop, self._route
         loop.finish()
         for name in names:
@@ -120,16 +121,16 @@ class _Pending(SegmentResult):
 class DeviceLoop(LoopState):
     """The loop on a device; see `streaming.loop.Loop`.
 
-    All loops of a backend share one queue. Its lock is held while work is put in, not while a thread waits for it, so
-    streams in different threads wait for each other only as long as the device itself takes.
+    All loops of a backend share one queue. Its lock is held while work is put in, but not while a thread waits for
+    results, so streams in different threads wait for each other only while the device works.
 
     Args:
-        device: the device that it runs on.
+        device: the device on which the loop runs.
         queue: the queue that orders all work.
         lock: the lock that a thread holds while it adds work.
-        executables: the programs of the manifest's B.
+        executables: the programs of the manifest's batch size.
         initial: first values of the states.
-        settled: a function that is called when a program has run twice; by then engines have compiled their kernels.
+        settled: a function that is called when a program has run twice; engines have then compiled their kernels.
     """
 
     piecewise = leading = False
@@ -160,7 +161,8 @@ class DeviceLoop(LoopState):
         self._calls: dict[tuple[str, int], DeviceCall] = {}
         self._steps, self._routes, self._found = Steps(), dict[Hashable, _Route](), dict[Key, _Route]()
         self._settling: str | None = None
-        weakref.finalize(self, self._tail.drain).atexit = False  # unfinished work still uses the memory
+        # wait for unfinished work before the loop's memory is freed
+        weakref.finalize(self, self._tail.drain).atexit = False
         with lock:
             opened = open_placements(device, queue, self._tail, states, initial, self.counters)
         self.placements: tuple[DevicePlacement, ...] = opened
@@ -169,7 +171,7 @@ class DeviceLoop(LoopState):
 
     @property
     def recorded(self) -> dict[str, str]:
-        """By program and side: "recorded", or the reason why its steps are not recorded."""
+        """By program and side: "recorded", or the reason why the steps are not recorded."""
         return {f"{name}, side {side}": call.recording.said for (name, side), call in self._calls.items()}
 
     def finish(self) -> None:
@@ -181,7 +183,7 @@ class DeviceLoop(LoopState):
 
     def run(self, inputs: Mapping[str, Array], counts: Ids, want: Want = "rows", commit: bool = True) -> SegmentResult:
         """See `Loop`."""
-        self.finish()  # the step before uses the same staged inputs and results
+        self.finish()  # the previous step uses the same staged inputs and results
         length, targets = self._programs.length_of(inputs), inputs.get("targets")
         if not self.count(counts):
             width = self.output.clusters[-1][1]
@@ -203,7 +205,7 @@ class DeviceLoop(LoopState):
                 step()
             if growing is not None:
                 growing.shapes[1 - side] = route.after
-            if commit:  # the same as `commit`, which would take the lock again
+            if commit:  # does what `commit` does, without taking the lock a second time
                 self.counters.advance(self._batch, self._spill)
             else:
                 self._tried, self._computed = (inputs, len(counts)), self._batch
@@ -212,7 +214,7 @@ class DeviceLoop(LoopState):
         return _Pending(self, route, step.arrived, counts, length, targets)
 
     def _find_route(self, key: Key, inputs: Mapping[str, Any]) -> _Route:
-        """Make the route of a kind of segment; the loop must have no unfinished work."""
+        """Make the `_Route` for a kind of segment; the loop must have no unfinished work."""
         want, length, b, side, _ = key
         shapes = tuple(shape for placement in self.placements for shape in placement.shapes[side])
         program = self._programs.find(want, length, shapes)
@@ -242,9 +244,9 @@ class DeviceLoop(LoopState):
         return found | {name: results.part(name, ()) for name in others}
 
     def _wanted(self, program: Program, parts: Mapping[str, Part]) -> frozenset[str]:
-        """Return the results that come with the first step already.
+        """Return the names of the results to fetch together with the first step.
 
-        For a program "step" these are none: it returns all outputs, and reading them shows which are needed.
+        For a program "step" there are none: it returns all outputs, and only reading them shows which are needed.
         """
         if program.kind == "step":
             return frozenset()
@@ -255,7 +257,7 @@ class DeviceLoop(LoopState):
         return frozenset(others) if fits else frozenset()
 
     def _find_step(self, route: _Route) -> Step:
-        """Choose the step that brings all results in `route.asked`, as far as they fit into staging memory."""
+        """Choose the step that fetches all results in `route.asked` that fit into staging memory."""
         parts: dict[str, Part] = {}
         for name, part in route.parts.items():
             if name in route.asked and self.staging.fits(room_for({**parts, name: part})):
@@ -273,16 +275,16 @@ class DeviceLoop(LoopState):
         return step
 
     def _staged(self, call: DeviceCall) -> tuple[tuple[Array, Array], ...]:
-        """Return (staged array, counters) pairs of a program; one pair for all counters if it reads all."""
+        """Return pairs (staged array, counters to copy there) of a program; one pair if it reads all counters."""
         read = [name for name in self.counts if name in call.inputs.host]
         if len(read) == len(self.counters.read):
             return ((call.inputs.rows(read[0], len(read)), self.counters.read),)
         return tuple((call.inputs.host[name], self.counts[name]) for name in read)
 
     def _tie(self, program: Program, side: int) -> DeviceCall:
-        """Return the program's call with the states on one side, made once.
+        """Return the program's call for states on `side`; each call is made once.
 
-        Programs with the same inputs and outputs besides the states share the blocks for them.
+        Programs whose inputs and outputs besides the states are the same share the blocks for these.
         """
         name = program.name
         if (name, side) not in self._calls:

@@ -1,8 +1,8 @@
 """The backend `cuda`: ONNX Runtime's CUDA provider runs graphs that `txl-deploy build --target cuda` put into a bundle.
 
-The programs read and write device memory by address, so a stream's states never leave the device. That requires that
-every input is read there: if its first reader runs on the CPU, ONNX Runtime copies the input to the CPU when it is
-bound, and never again. So such a program is refused.
+The programs read and write device memory by address, so a stream's states never leave the device. Every input must be
+read on the device: if an input's first reader runs on the CPU, ONNX Runtime copies the input to the CPU once, when it
+is bound, and later steps would read old values. Such a program is refused.
 """
 
 from __future__ import annotations
@@ -17,46 +17,50 @@ from pathlib import Path
 from typing import Any
 
 from txl_runtime.bundle.bindings import Binding, check_bindings
+from txl_runtime.bundle.engines.files import find_engines
+from txl_runtime.bundle.engines.sidecar import COMPOSED
 from txl_runtime.bundle.reading import Bundle
 from txl_runtime.bundle.tables import Program, TensorSpec
 from txl_runtime.device.backend import DeviceBackend
 from txl_runtime.device.cuda import Device, Queue, open_cuda
 from txl_runtime.device.dtypes import stored_type
-from txl_runtime.device.engines.files import checked_engines, find_engines
-from txl_runtime.device.engines.sidecar import COMPOSED
+from txl_runtime.device.engines.fitting import checked_engines
 from txl_runtime.device.gpu import gpu_name, platform_name
 from txl_runtime.device.interface import Executable, Launch
 from txl_runtime.errors import BackendError, BundleError, one_line
 from txl_runtime.guard.graph_check import check_graph, imported_opset
 from txl_runtime.installing import pip_line
+from txl_runtime.system import CUDNN, LIBRARIES
 from txl_runtime.update_rules import usable_updates, wanted_version
 
 PROVIDER = "CUDAExecutionProvider"
+"""ONNX Runtime's name of its execution provider for NVIDIA GPUs."""
 BFLOAT16 = 16
-"""ONNX's number of bfloat16, for which NumPy has no type."""
+"""ONNX's number of the type bfloat16, for which NumPy has no type."""
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 WITHOUT_WAITING = "disable_synchronize_execution_providers"
+"""ONNX Runtime's run option that returns from a run before the device has finished."""
 ERROR = 3
-"""Least severity of ONNX Runtime's messages that it prints."""
+"""Lowest severity of messages that ONNX Runtime prints: errors."""
 ADVICE = "build it again with `txl-deploy build --target cuda`"
+"""Advice in messages about a graph that cannot be used."""
 KERNELS = {
     ("1.31.1", "linux-x86_64"): "75, 80, 86, 89, 90, 120",
     ("1.31.1", "linux-aarch64"): "89, 90, 120, 121",
 }
-"""By version and platform, the compute capabilities, times 10, for which pip's onnxruntime-gpu has code; no driver
-can compile for others. Used only in the message of a failure: builds from source may have other code."""
+"""Compute capabilities, times 10, for which pip's onnxruntime-gpu has code, by version and platform; the driver cannot
+compile for others. Used only in an error message: builds from source may have other code.
+"""
 NO_KERNEL = "no kernel image"
+"""Part of ONNX Runtime's error message if it has no code for this GPU."""
 UNFIT_FUSION = "SkipLayerNorm"
-"""Operator into which ONNX Runtime before 1.24 fuses layer norms, in bf16 too, for which it has no kernel."""
-LIBRARIES = ("bin", "bin/*") if sys.platform == "win32" else ("lib",)
-"""Folders of libraries in a pip package of NVIDIA's."""
-CUDNN = "cudnn64_9.dll" if sys.platform == "win32" else "libcudnn.so.9"
+"""An operator into which ONNX Runtime before 1.24 fuses layer norms, also in bf16, for which it has no kernel."""
 
 
 class OrtExecutable(Executable):
     """A program in a session of ONNX Runtime. See `device.interface.Executable`."""
 
-    # ONNX Runtime may allocate and wait in a run, so the loop cannot record it.
+    # ONNX Runtime may allocate and wait during a run, so the loop cannot record it.
     recordable = False
 
     def __init__(self, ort: Any, session: Any, program: Program, rings: Mapping[str, str], place: str) -> None:
@@ -64,7 +68,7 @@ class OrtExecutable(Executable):
         self._session, self.program, self._place, self._options = session, program, place, ort.RunOptions()
         # A run need not wait for the device: the queue orders all work, and readers of results wait for an event.
         self._options.add_run_config_entry(WITHOUT_WAITING, "1")
-        # TensorScatter works in place if its output is its input, so a ring has to be one buffer.
+        # TensorScatter works in place only if its output is its input, so a ring must be one buffer.
         self.in_place = rings
 
     def prepare(self, addresses: Mapping[str, int], queue: Queue) -> Launch:
@@ -93,9 +97,9 @@ class OrtSessions:
     Args:
         ort: the module onnxruntime.
         bundle: the bundle of the programs, whose folder holds the weights.
-        providers: ONNX Runtime's providers; the first, with its settings, is the required one.
-        place: memory of the addresses that programs will be bound to, "cuda"; "cpu" in tests.
-        missed: message about CUDA's libraries that could not be loaded; "" if all could.
+        providers: ONNX Runtime's providers; the first one, with its settings, is required.
+        place: kind of memory to which programs will be bound: "cuda"; in tests "cpu".
+        missed: a message about CUDA libraries that could not be loaded; "" if all were loaded.
     """
 
     def __init__(self, ort: Any, bundle: Bundle, providers: Sequence[Any], place: str, missed: str = "") -> None:
@@ -108,7 +112,7 @@ class OrtSessions:
         """Load a program from its ONNX file's bytes, `graph`.
 
         Raises:
-            BackendError: the required provider does not start, or an input or output is not in its memory.
+            BackendError: the required provider does not start, or an input or output is not in the device's memory.
             BundleError: the graph cannot be loaded, or differs from the program's row.
         """
         where = f"{self._bundle.path}: {program.name}"
@@ -126,7 +130,7 @@ class OrtSessions:
         return OrtExecutable(self._ort, session, program, rings, self._place)
 
     def elsewhere(self, provider: str) -> dict[str, list[str]]:
-        """Return, by program, the nodes that the provider does not run; {} if this ONNX Runtime cannot tell."""
+        """Return the nodes that the provider does not run, by program; {} if this ONNX Runtime cannot tell."""
         found: dict[str, list[str]] = {}
         for name, session in self._sessions.items():
             tell = getattr(session, "get_provider_graph_assignment_info", tuple)
@@ -135,7 +139,7 @@ class OrtSessions:
         return found
 
     def _check_places(self, name: str, session: Any, read: frozenset[str]) -> None:
-        """Refuse inputs and outputs outside the device's memory, except inputs that no node reads."""
+        """Refuse inputs and outputs that are not in the device's memory, except inputs that no node reads."""
         if not hasattr(session, "get_input_memory_infos"):
             raise BackendError(
                 f"onnxruntime {self.version} does not tell where a program reads its inputs, expected 1.23.2 or newer; "
@@ -176,7 +180,7 @@ class OrtSessions:
         options.log_severity_level = ERROR
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         options.add_session_config_entry(WEIGHTS_FOLDER, os.fsencode(self._bundle.folder.place))
-        # No fallback: ONNX Runtime's prints to the terminal and tries again on the CPU.
+        # No fallback: it would print to the terminal and try again on the CPU.
         arguments = {"providers": [*self._providers], "enable_fallback": False}
         try:
             return self._ort.InferenceSession(graph, options, **arguments)
@@ -186,7 +190,7 @@ class OrtSessions:
         return self._ort.InferenceSession(graph, options, **arguments, disabled_optimizers=[f"{UNFIT_FUSION}Fusion"])
 
     def _requirements(self, cudnn: bool = False) -> str:
-        """Return the libraries that the CUDA provider needs, e.g. cuDNN, and advice, for a provider that fails."""
+        """Return the libraries that the CUDA provider needs (or cuDNN alone) and advice, if it does not start."""
         major = str(getattr(self._ort, "cuda_version", "") or "").partition(".")[0]
         if cudnn:
             return (
@@ -204,10 +208,11 @@ def open_onnxruntime_cuda(bundle: Bundle, update: str | None = None) -> DeviceBa
     """Open a bundle's graphs for ONNX Runtime on the GPU of this machine.
 
     Raises:
-        BackendError: there are no such graphs, ONNX Runtime has no CUDA provider, or the provider does not start.
+        BackendError: the bundle has no graphs for backend cuda, ONNX Runtime has no CUDA provider, or the provider does
+            not start.
         BundleError: a graph is damaged or cannot be loaded.
     """
-    find_engines(bundle, "cuda", update)  # fails without engines, before a library is loaded
+    find_engines(bundle, "cuda", update)  # raises an error if there are no engines, before a library is loaded
     ort = import_onnxruntime()
     device = open_cuda()
     queue = device.queue()
@@ -220,9 +225,10 @@ def open_onnxruntime_cuda(bundle: Bundle, update: str | None = None) -> DeviceBa
 def load_onnxruntime(
     sessions: OrtSessions, bundle: Bundle, device: Device, queue: Queue, update: str | None, provider: str
 ) -> DeviceBackend:
-    """Load a bundle's graphs as `open_onnxruntime_cuda` does, with an open device and sessions."""
+    """Load a bundle's graphs as `open_onnxruntime_cuda` does, for a device and sessions that are already open."""
     found = checked_engines(bundle, "cuda", COMPOSED, update, usable_updates(bundle.manifest.updates))
-    with device.current(), queue.beside_records():  # the provider changes the thread's current device
+    # the provider changes the thread's current device, which `current` restores
+    with device.current(), queue.beside_records():
         executables = [sessions.executable(engine.program, bundle.read(engine.name)) for engine in found]
     said = ""
     if elsewhere := sessions.elsewhere(provider):
@@ -233,7 +239,7 @@ def load_onnxruntime(
 
 
 def without_kernels(version: str) -> str:
-    """Return the message for an onnxruntime-gpu without kernels for this GPU, with advice."""
+    """Return the error message for an onnxruntime-gpu that has no kernels for this GPU, with advice."""
     held = KERNELS.get((version, platform_name()))
     expected = f"one of SM {held}, which this wheel has code for" if held else "one that it was built for"
     return (
@@ -243,22 +249,22 @@ def without_kernels(version: str) -> str:
 
 
 def preload_libraries(ort: Any) -> str:
-    """Load CUDA's libraries from all places of pip: ONNX Runtime searches none, or only beside itself.
+    """Load CUDA's libraries from all of pip's folders; ONNX Runtime itself searches at most the folder beside its own.
 
     Returns:
-        ONNX Runtime's messages about libraries that could not be loaded, and the searched folders; "" if all were. Some
-        may not be needed.
+        ONNX Runtime's messages about libraries that could not be loaded, and the searched folders; "" if all were
+        loaded. A library in the messages may not be needed.
     """
     places = pip_folders()
     lines: list[str] = []
-    # The folder of ONNX Runtime's package comes first, where pip installs its extras. A loaded library is found by name
-    # in later calls, so the messages of the last call are about libraries that no folder has.
+    # ONNX Runtime's own folder comes first, because pip installs its extras beside it. A loaded library is found by
+    # name in later calls, so the messages of the last call are about libraries that are in no folder.
     for folders in ([""], *places):
         for folder in folders:
             lines = _preloaded(ort, folder, [line for line in lines if os.sep in line])
         if not lines:
             break
-    # Since 1.31 ONNX Runtime does not report a missing cuDNN, which few models need and may lie in a different folder.
+    # Since 1.31 ONNX Runtime does not report a missing cuDNN; few models need it, and it may be in a different folder.
     for folder in (folder for folders in places for folder in folders):
         if any(Path(folder).glob("*cudnn*")) and not _can_load(CUDNN):
             _preloaded(ort, folder, [], cuda=False)
@@ -266,12 +272,12 @@ def preload_libraries(ort: Any) -> str:
 
 
 def _preloaded(ort: Any, folder: str, said: list[str], **which: bool) -> list[str]:
-    """Let ONNX Runtime load libraries from a folder; return `said` with the messages of those that failed."""
+    """Let ONNX Runtime load libraries from a folder; return `said` and the messages of libraries that failed."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         try:
             ort.preload_dlls(directory=folder or None, **which)
-        except Exception as error:  # preloading only helps: starting the provider decides later
+        except Exception as error:  # not fatal: starting the provider shows whether a library is missing
             said.append(f"Failed: {one_line(error)}")
     return said + [line.strip() for line in printed.getvalue().splitlines() if line.startswith("Failed")]
 
@@ -291,7 +297,7 @@ def _searched() -> str:
 
 
 def pip_folders() -> list[list[str]]:
-    """Return the folders of libraries in NVIDIA's packages of CUDA 12 and 13, grouped by entry of sys.path."""
+    """Return the library folders of NVIDIA's packages for CUDA 12 and 13, one list for each entry of sys.path."""
     found = (
         [folder for name in LIBRARIES for folder in sorted(Path(place).absolute().glob(f"nvidia/*/{name}"))]
         for place in dict.fromkeys(sys.path)
@@ -304,7 +310,7 @@ def import_onnxruntime() -> Any:
     """Return the module onnxruntime, built with CUDA.
 
     Raises:
-        BackendError: it is not installed or was built without CUDA.
+        BackendError: onnxruntime is not installed, or was built without CUDA.
     """
     try:
         import onnxruntime
@@ -323,6 +329,6 @@ def _element(spec: TensorSpec) -> Any:
 
 
 def _dtype(kind: str) -> str:
-    """Return the manifest's name of one of ONNX Runtime's types: "float32" for "tensor(float)"."""
+    """Return the manifest's name for one of ONNX Runtime's types: "float32" for "tensor(float)"."""
     name = kind.removeprefix("tensor(").removesuffix(")")
     return "float32" if name == "float" else name

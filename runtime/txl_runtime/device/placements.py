@@ -1,13 +1,14 @@
-"""The states of a loop on a device: blocks of memory that programs are bound to, one class for each placement.
+"""The states of a loop on a device: blocks of memory to which programs are bound, one class for each placement.
 
-"replace" and "rolled" states have two sides: every step reads one block and writes the other. A ring has one block,
-into which a step writes the segment's rows. `SequenceCounters` has the fill of each sequence and the side of all.
+"replace" and "rolled" states have two sides: every step reads the block of one side and writes that of the opposite
+side. A ring has one block, into which a step writes the segment's rows. `SequenceCounters` has the fill of each
+sequence and the side, which is the same for all sequences here.
 
 A state has the same offset in both blocks, with room for its largest shape. In a state [pre, B, post], one sequence's
-part is `pre` pieces of `post` values, with a pitch of B * post values: one copy. Memory rows have one shape in all
-states, so one sequence's part of all of them is one such copy, too.
+part is `pre` pieces of `post` values, B * post values apart, which one copy can move. All memory tensors have the same
+shape, so one copy can also move one sequence's part of all of them.
 
-A further placement is a class here and an entry of `PLACEMENTS`; see `host.placements`.
+To add a placement, write a class here and add it to `PLACEMENTS`; see `host.placements`.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from txl_runtime.streaming.state import (
 from txl_runtime.types import Array, Arrays, Indices
 
 Addresses = Mapping[str, int]
+"""Device addresses by the names of a program's inputs or outputs."""
 
 
 class StridedPieces(NamedTuple):
@@ -45,8 +47,8 @@ class StridedPieces(NamedTuple):
 
     Attributes:
         start: offset of the first sequence's first piece, in bytes.
-        step: bytes from one sequence to the next; 0 for a shared state.
-        width, number, pitch: bytes of a piece, number of pieces, and bytes from one to the next.
+        step: bytes from one sequence to the next; 0 for a state that sequences share.
+        width, number, pitch: bytes per piece, number of pieces, and bytes from one piece to the next.
         dtype, shape: type and shape of all pieces together.
         fresh: device address of a sequence's first value; 0 for zeros.
     """
@@ -62,9 +64,9 @@ class StridedPieces(NamedTuple):
 
 
 class DevicePlacement(Placement):
-    """A placement with the further methods that the loop on a device calls.
+    """A placement with the additional methods that the loop on a device calls.
 
-    Callers hold the lock. All work is put into the queue inside `with tail`.
+    Callers hold the lock. All work is put into the queue inside a block `with tail`.
 
     Args:
         device, queue: the device of the blocks, and the queue that orders all work on them.
@@ -73,7 +75,7 @@ class DevicePlacement(Placement):
     Attributes:
         sides: number of blocks, 2 or 1.
         shapes: the states' shapes on each side, if they decide which program runs.
-        grows: whether a step may change these shapes.
+        grows: whether a step may change the states' shapes.
     """
 
     sides, grows = 2, False
@@ -98,15 +100,15 @@ class DevicePlacement(Placement):
         self._open(initial)
 
     def _open(self, initial: Initial) -> None:
-        """Allocate the blocks, and store the first values on the device."""
+        """Allocate the blocks, and store the states' first values on the device."""
         self._blocks += [self._allocate() for _ in range(self.sides)]
 
     @abstractmethod
     def _pieces(self, shapes: Shapes) -> Collection[StridedPieces]:
-        """Return the places of states of these shapes."""
+        """Return the places of the states in a block, if they have these shapes."""
 
     def addresses(self, program: Program, side: int) -> tuple[Addresses, Addresses]:
-        """Return the addresses of a program's state inputs and outputs by name, for sequences on `side`."""
+        """Return the addresses of a program's state inputs and outputs by name, when the sequences are on `side`."""
         taken, places = {spec.name for spec in program.inputs}, list(zip(self._states, self._offsets, strict=False))
         now, after = (self._blocks[number % self.sides].address for number in (side, side + 1))
         inputs = {state.input: now + offset for state, offset in places if state.input in taken}
@@ -142,7 +144,7 @@ class DevicePlacement(Placement):
 
     @property
     def _side(self) -> int:
-        """The side of all sequences."""
+        """The side on which all sequences are."""
         return self._counters.side % self.sides
 
     def _clear(self, side: int, rows: Iterable[int], shapes: Shapes) -> None:
@@ -153,7 +155,7 @@ class DevicePlacement(Placement):
                     self._begin(side, row, pieces)
 
     def _begin(self, side: int, row: int, pieces: StridedPieces) -> None:
-        """Set one sequence's part to its first value."""
+        """Set one sequence's part of a state to its first value."""
         place = self._at(side, row, pieces)
         if pieces.fresh:
             self._copy(place, pieces.fresh, pieces, pieces.width)
@@ -161,7 +163,7 @@ class DevicePlacement(Placement):
             self._queue.zero(place, pieces.width, pieces.number, pieces.pitch)
 
     def _keep(self, fresh: Array) -> int:
-        """Store one sequence's first value on the device; return its address, or 0 for zeros."""
+        """Store one sequence's first value on the device; return its address, or 0 if the value is all zeros."""
         fresh = np.ascontiguousarray(fresh)
         if not fresh.view(np.uint8).any():
             return 0
@@ -169,7 +171,7 @@ class DevicePlacement(Placement):
         self._templates.append(block)
         with self._tail:
             self._queue.send(block.address, host_address(fresh), fresh.nbytes)
-        self._tail.wait()  # the copy must end before the host array is freed
+        self._tail.wait()  # wait, because the host array is freed when this method returns
         return block.address
 
     def _fetch(self, side: int, row: int, parts: Mapping[str, StridedPieces]) -> dict[str, Array]:
@@ -189,14 +191,14 @@ class DevicePlacement(Placement):
             for name, pieces in parts.items():
                 place, width = self._at(side, row, pieces), pieces.width
                 self._queue.send(place, host_address(arrays[name]), width, pieces.number, pieces.pitch, width)
-        self._tail.wait()  # the copies must end before the host arrays are freed
+        self._tail.wait()  # wait, because the host arrays are freed when this method returns
 
     def _copy(self, to: int, source: int, pieces: StridedPieces, source_pitch: int = 0) -> None:
-        """Copy one sequence's part within the device; `source_pitch` is that of the source, if it differs."""
+        """Copy one sequence's part within the device; `source_pitch` is the source's pitch, or 0 if both are equal."""
         self._queue.copy(to, source, pieces.width, pieces.number, pieces.pitch, source_pitch or pieces.pitch)
 
     def _at(self, side: int, row: int, pieces: StridedPieces) -> int:
-        """Return the address of a sequence's first piece."""
+        """Return the address of a sequence's first piece in the block of `side`."""
         return self._blocks[side].address + pieces.start + row * pieces.step
 
     def _allocate(self) -> Block:
@@ -204,9 +206,9 @@ class DevicePlacement(Placement):
 
 
 class Replaced(DevicePlacement):
-    """Two blocks: a step reads one and writes the other, the next vice versa; a state may be absent at first or grow.
+    """Two blocks: a step reads one and writes the other, the next step the reverse. A state may be absent or grow.
 
-    A state without an axis of sequences is shared: it changes only if all sequences are cleared or a state is put.
+    A state without an axis of sequences is shared: it is reset only if all sequences are cleared or a state is put.
     """
 
     def _open(self, initial: Initial) -> None:
@@ -228,7 +230,7 @@ class Replaced(DevicePlacement):
         return self._fetch(self._side, row, {name: parts[name] for name in parts if names is None or name in names})
 
     def put(self, row: int, tensors: Arrays) -> None:
-        """See `Placement`. If a shape changes, the host writes all states again, with all sequences."""
+        """See `Placement`. If a shape changes, the states of all sequences are fetched, changed and written again."""
         side, parts = self._side, self._parts(self.shapes[self._side])
         given = {state.name: tensors[state.name].shape for state in self._states if state.name in tensors}
         if given == {name: pieces.shape for name, pieces in parts.items()}:
@@ -251,7 +253,7 @@ class Replaced(DevicePlacement):
         return self._parts(shapes).values()
 
     def _parts(self, shapes: Shapes, whole: bool = False) -> dict[str, StridedPieces]:
-        """Return the place of one sequence's part of each existing state, or with `whole` of all sequences'."""
+        """Return the place of one sequence's part of each existing state; with `whole`, of all sequences together."""
         found = {}
         for i, (state, shape) in enumerate(zip(self._states, shapes, strict=True)):
             if shape is None:
@@ -269,9 +271,9 @@ class Replaced(DevicePlacement):
 
 
 class Rolled(DevicePlacement):
-    """Memory rows in two blocks, written in turns: with fill 2 and M 4, rows 2 (the older) and 3 exist.
+    """Memory rows in two blocks, written in turns, newest row last: with fill 2 and M 4, rows 2 and 3 hold data.
 
-    All states have one shape, with the sequences first; rows are returned as float32.
+    All states have the same shape, with the axis of sequences first; rows are returned as float32.
     """
 
     def _open(self, initial: Initial) -> None:
@@ -315,12 +317,12 @@ class Rolled(DevicePlacement):
 
 
 class Ring(Rolled):
-    """Memory rows in one block, into which a step writes the segment's; spilled rows are copied on the device."""
+    """Memory rows in one block, into which a step writes the segment's rows; spilled rows are copied on the device."""
 
     sides = 1
 
     def spill(self, row: int, count: int) -> None:
-        """See `Placement`; source and target cannot overlap, since count <= L < ring."""
+        """See `Placement`. Source and target cannot overlap, because count <= segment length < slots of the ring."""
         if not count:
             return
         _, heads, slots, *rest = self._states[0].shape
@@ -333,10 +335,10 @@ class Ring(Rolled):
 
     def prepare_reorder(self, rows: Indices) -> None:
         if len(self._blocks) == self.sides and (rows != np.arange(len(rows))).any():
-            self._blocks.append(self._allocate())  # a second block, from which `reorder` copies
+            self._blocks.append(self._allocate())  # a second block, from which `reorder` copies rows back
 
     def reorder(self, rows: Indices, side: int) -> None:
-        """See `Placement`; sequences that move are copied to a second block first, since two may exchange places."""
+        """See `Placement`. Sequences that move are first copied to a second block, because two may exchange places."""
         moves, pieces = [(row, old) for row, old in enumerate(rows.tolist()) if row != old], self._part
         self.prepare_reorder(rows)
         with self._tail:
@@ -352,7 +354,7 @@ class Ring(Rolled):
 
 
 PLACEMENTS: dict[str, type[DevicePlacement]] = {"replace": Replaced, "rolled": Rolled, "ring": Ring}
-"""Classes by update rule."""
+"""Placement classes by update rule."""
 
 
 def open_placements(
@@ -363,6 +365,6 @@ def open_placements(
     initial: Initial,
     counters: SequenceCounters,
 ) -> tuple[DevicePlacement, ...]:
-    """Return placements with fresh states."""
+    """Return placements whose states have their first values."""
     alike = placed_alike(states, PLACEMENTS)
     return tuple(placement(device, queue, tail, some, initial, counters) for placement, some in alike)

@@ -1,4 +1,4 @@
-"""The records of a call's work: not begun, made for some sets of results, or given up."""
+"""The records of a call's work, and their status: not begun, made for some sets of results, or given up."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from txl_runtime.errors import BackendError
 logger = logging.getLogger(__name__)
 
 MOST_RECORDS = 4
-"""Most sets of results for which a call has records; each record takes memory, and time to make."""
+"""Maximum number of sets of results for which a call has records; each record takes memory, and time to make."""
 MOST_FAILURES = 3
-"""Failed records after which recording is given up; other libraries of the process can break a single one."""
+"""Number of failed records after which recording is given up; a single failure may be due to other libraries."""
 
 
 class Recording:
     """The records of one call.
 
     Attributes:
-        possible: False if the work cannot be recorded; True as long as that is not known.
-        said: "not yet", "recorded", "by the engine", or why the last record failed.
+        possible: False if the work cannot be recorded; True until this is known.
+        said: "not yet", "recorded", "by the engine", or the reason why the last record failed.
         records: number of sets of results with a record.
     """
 
@@ -37,7 +37,8 @@ class Recording:
             self.said, self._failures = str(error), self._failures + 1
             if self._failures == MOST_FAILURES:
                 self.possible = False
-                logger.warning("%s runs without being recorded: %s", name, self.said)  # an error keeps the work alive
+                # not the error object, which would keep the work alive
+                logger.warning("%s runs without being recorded: %s", name, self.said)
             return None
         self.said = "recorded"
         return replay

@@ -1,7 +1,7 @@
-"""Page-locked memory through which results come back, at most 64 MiB for results of any size.
+"""Page-locked host memory through which results are fetched; at most 64 MiB, whatever the size of the results.
 
-A result that fits arrives with its step, and is read in place. A larger one stays on the device until it is read, and
-is then copied in pieces, through two alternating buffers, into ordinary memory.
+A result that fits is fetched together with its step, and is read in place. A larger result stays on the device until it
+is read, and is then copied in pieces, through two alternating buffers, into ordinary memory.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from txl_runtime.device.tail import Tail
 from txl_runtime.types import Array
 
 PIECE = 4 * 2**20
-"""Most bytes of each of the two buffers."""
+"""Maximum size of each of the two buffers in bytes, 4 MiB."""
 LARGEST = 64 * 2**20 - 2 * PIECE
-"""Most bytes of results that arrive with their step: with the buffers, a loop takes at most 64 MiB."""
+"""Maximum number of bytes of results that are fetched with their step; with the buffers a loop takes at most 64 MiB."""
 SMALLEST = 4096
-"""Least bytes of an allocation."""
+"""Minimum size of an allocation in bytes."""
 
 
 class Staging:
-    """The page-locked memory of one loop. Results in it are valid until its next step.
+    """The page-locked memory of one loop. Results in it are valid until the loop's next step.
 
     Attributes:
-        arrived: array in which results arrive with their step.
+        arrived: the array in which results arrive that are fetched with their step.
     """
 
     def __init__(self, device: Device, queue: Queue, tail: Tail) -> None:
@@ -36,18 +36,20 @@ class Staging:
         self._events: tuple[Event, ...] = ()
 
     def fits(self, size: int) -> bool:
-        """Return whether `size` bytes may arrive with a step."""
+        """Return whether results of `size` bytes in all may be fetched with a step."""
         return size <= LARGEST
 
     def grow(self, size: int) -> bool:
-        """Make `arrived` at least `size` bytes long; return whether it is a new array. No work may be unfinished."""
+        """Make `arrived` at least `size` bytes long; return True if it is a new array. No work may be unfinished."""
         if size <= len(self.arrived):
             return False
         self.arrived = self._device.staging(min(LARGEST, max(SMALLEST, 1 << (size - 1).bit_length())))
         return True
 
     def open_buffers(self, size: int) -> None:
-        """Allocate the buffers of `bring` for parts of `size` bytes, before their step, so that `bring` cannot fail."""
+        """Allocate the buffers that `bring` needs for parts of `size` bytes, before the step, so that it
+        cannot fail.
+        """
         if not self._events:
             self._events = self._device.event(), self._device.event()
         if not self._buffers or len(self._buffers[0]) < min(size, PIECE):
@@ -55,7 +57,7 @@ class Staging:
             self._buffers = self._device.staging(size), self._device.staging(size)
 
     def bring(self, part: Part) -> Array:
-        """Return a copy of a part of a result, whose step is done; `open_buffers` has to be called before the step.
+        """Return a copy of a part of a result after its step is done; `open_buffers` must be called before the step.
 
         Raises:
             BackendError: CUDA failed.
@@ -77,7 +79,7 @@ class Staging:
         return part.view(found)
 
     def _take(self, found: Raw, which: int, start: int, size: int) -> None:
-        """Wait for a piece and copy it."""
+        """Wait for a piece to arrive in its buffer, and copy it to `found`."""
         with self._device.current():
             self._events[which].wait()
         found[start : start + size] = self._buffers[which][:size]

@@ -1,4 +1,4 @@
-"""The end of a loop's work in the queue. After waiting for it, the memory of that work may change or be freed."""
+"""The end of a loop's work in the queue. After waiting for it, memory that the work uses may be changed or freed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from txl_runtime.device.cuda_context import Lock
 
 
 class Tail:
-    """An event after a loop's latest work in the queue; only the loop's thread calls its methods, except `drain`.
+    """An event behind a loop's latest work in the queue. Only the loop's thread calls its methods, except `drain`.
 
-    A thread that holds the lock puts work in inside `with tail`, on the device. However the block ends, the event is
-    set after the work.
+    A thread that holds the lock puts work into the queue inside a block `with tail`, which also enters the device. At
+    the end of the block, even after an error, the event is set behind the work.
 
     Attributes:
         lock: the lock that a thread holds while it puts work into the queue.
@@ -31,7 +31,7 @@ class Tail:
         try:
             self._mark()
         except Exception:
-            if kind is None:  # else the block's own error is raised, and `wait` sets the event
+            if kind is None:  # otherwise the block's own error is raised, and `wait` sets the event
                 raise
         finally:
             self._here.__exit__(kind)
@@ -41,8 +41,8 @@ class Tail:
         self._marked, self._unmarked = True, False
 
     def wait(self) -> None:
-        """Return when all of the work is done. After an interrupt, call it again."""
-        if self._unmarked:  # setting the event failed, or Ctrl-C came before it
+        """Wait until all of the loop's work is done. After an interrupt, call it again."""
+        if self._unmarked:  # `_mark` failed, or Ctrl-C came before it
             with self.lock, self._waiting:
                 self._mark()
         if self._marked:
@@ -51,10 +51,10 @@ class Tail:
             self._marked = False
 
     def drain(self) -> None:
-        """Wait, for a finalizer: take no lock and ignore failures.
+        """Wait as `wait` does, but take no lock and ignore failures. Finalizers call this.
 
-        It waits for the event and not for the queue, which may be recording at this moment, even in this thread. This
-        thread may also be inside the device's context, so a context that Ctrl-C left there is not corrected here.
+        It waits for the event and not for the queue, because the queue may be recording, even in this thread. The
+        thread may be inside the device's context, so this method does not restore a context that Ctrl-C left behind.
         """
         if self._unmarked or self._marked:
             with contextlib.suppress(Exception), self._draining:

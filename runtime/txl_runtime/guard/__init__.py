@@ -1,1 +1,3 @@
-"""The check of a stranger's graph before an engine reads it. `graph_check` is the entry; it uses the other modules."""
+"""The check of a stranger's graph before an engine reads it. The entry is `graph_check`, which uses the
+other modules.
+"""

@@ -1,19 +1,21 @@
-"""The forms that the operators of a graph may have: one table, which is data, and which every reader of bundles shares.
+"""The forms that the operators of a graph may have, as one table of plain data that every reader of bundles shares.
 
-An operator passes in a form of this table and in no other. A form is here because PyTorch's exporter or a pass of ours
-writes it, or because it was run by ONNX Runtime (`tests/runtime/guard/test_forms.py`). All operators compute the same
-from the same every time, end, and do nothing else: no loops, branches, sequences, text, random numbers or files.
-MatMulIntegerToFloat has no bias, because ONNX Runtime up to 1.25 reads behind the end of one that is too short. A
-ConvInteger has the zero point of what comes in, and a MatMulInteger that of its weights, because ONNX Runtime 1.20 dies
-of those that lack it.
+An operator passes only in a form of this table. A form is listed if PyTorch's exporter or one of our passes writes it,
+or if it was run in ONNX Runtime (`tests/runtime/guard/test_forms.py`). Every listed operator is deterministic, ends,
+and does nothing but compute: no loops, branches, sequences, text, random numbers or files. MatMulIntegerToFloat has no
+bias, because ONNX Runtime up to 1.25 reads beyond a bias that is too short. ConvInteger must have the zero point of its
+input, and MatMulInteger the zero point of its weights, because ONNX Runtime 1.20 crashes without them.
 
-A line of the table reads: inputs, operators; e.g. `xm>* Split(axis:i)`: a value, perhaps sizes, any number of results.
-Of the inputs, x and n have to be there, ? and m may be missing, and a last x* is one or more. The numbers of n and m
-decide sizes of results, so they may follow from shapes and constants alone, never from what a model is fed. Behind >
-stands how many results there may be, where that is not one. Behind an operator stand its attributes, each with its
-type: b is 0 or 1, i a whole number of 32 bits, f a number, s text, t a tensor; a capital says that there are several.
-Behind ! the attribute has to be there; behind = stand the only values that it may have. An attribute that is not there
-has the value that the standard gives it, which is one of these.
+A line of the table is: inputs, then operators with their attributes. E.g. `xm>* Split(axis:i)`: Split has one input,
+perhaps a second one that gives sizes, any number of results, and the attribute axis, an integer.
+
+Inputs: x and n are required, ? and m are optional, and * after the last x means one or more. The numbers in inputs n
+and m decide the sizes of results, so they must follow from shapes and constants, never from the model's input data.
+After > stands the maximum number of results, * for any; without >, there is one result.
+
+Attributes: `name:type`, with the types b (0 or 1), i (32-bit integer), f (number), s (text) and t (tensor); a capital
+letter is a list. ! after the type means required. After = stand the only allowed values, separated by |. An attribute
+that a node lacks has the standard's default, which is one of the allowed values.
 """
 
 from __future__ import annotations
@@ -24,9 +26,9 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 
 OPSETS, IR_VERSIONS, MICROSOFT = range(18, 25), range(8, 13), "com.microsoft"
-"""Versions of the standard and of its files; the domain of ONNX Runtime's own operators, of version 1."""
+"""Allowed versions of ONNX's operators and of its file format; the domain of ONNX Runtime's own operators."""
 ANY = 2**10
-"""Inputs or results of an operator that may have any number of them."""
+"""Maximum number of inputs or results of an operator whose form allows any number."""
 
 _STANDARD = """
 x Abs Acos Acosh Asin Asinh Atan Atanh BitwiseNot Ceil Celu(alpha:f) Cos Cosh Elu(alpha:f) Erf Exp Floor
@@ -113,20 +115,20 @@ Mod Mul Neg Not Or Pow QuantizeLinear Range ReduceMax ReduceSum Relu Reshape Sha
 Sub Tanh TensorScatter TopK Transpose Unsqueeze Where
 """
 PLAIN = frozenset(_PLAIN.split())
-"""What programs of any kind may have; "step" programs, which hold modules of all sorts, may have all others too."""
+"""Operators that programs of every kind may have; programs "step", which hold modules of all kinds, may have all."""
 
 
 class Form(Struct, frozen=True):
-    """How an operator may stand in a graph.
+    """The inputs, results and attributes that an operator may have in a graph.
 
     Attributes:
-        sizes: the inputs whose numbers decide sizes, by their places.
-        inputs: for each input whether it has to be there; where the last may be repeated, the others follow it.
-        most_inputs: how many there may be.
-        most_results: the same of results.
-        attributes: the type of each attribute by its name, as in the table above.
-        required: the attributes that have to be there.
-        values: the only values of an attribute, by its name; an attribute that is not named here may have any.
+        sizes: indices of the inputs whose numbers decide the sizes of results.
+        inputs: for each input, whether it is required; further inputs, if allowed, are like the last one.
+        most_inputs: maximum number of inputs.
+        most_results: maximum number of results.
+        attributes: type letter of each attribute, by name, as in the table above.
+        required: names of the required attributes.
+        values: allowed values of an attribute, by name; an attribute that is not listed may have any value.
     """
 
     sizes: tuple[int, ...]
@@ -138,12 +140,14 @@ class Form(Struct, frozen=True):
     values: dict[str, tuple[str, ...]]
 
     def problem(self, inputs: Sequence[bool], results: int, attributes: Mapping[str, object]) -> tuple[str, str] | None:
-        """What is not as in this form, and what it would be; None where all of it is.
+        """Return (what the node has, what the form expects) for the first difference; None if nothing differs.
+
+        E.g. ("7 inputs", "2 to 3"), or ("no input 1", "one").
 
         Args:
-            inputs: of each input whether it is there.
-            results: how many there are.
-            attributes: the values of those that there are, by name; of text str or bytes.
+            inputs: for each input, whether the node has it.
+            results: the node's number of results.
+            attributes: values of the node's attributes, by name; text may be str or bytes.
         """
         needed = sum(self.inputs)
         if not needed <= len(inputs) <= self.most_inputs:
@@ -187,4 +191,4 @@ def _read(text: str) -> dict[str, Form]:
 
 
 FORMS: dict[str, dict[str, Form]] = {"": _read(_STANDARD), MICROSOFT: _read(_MICROSOFT)}
-"""The table by domain and name. It is plain data: `msgspec.json.encode(FORMS)` is what other languages are given."""
+"""The table, by domain and operator. It is plain data: readers in other languages get `msgspec.json.encode(FORMS)`."""

@@ -1,10 +1,10 @@
 """The check of a graph's structure before an engine reads it.
 
-An ONNX file is nested protocol buffers. The check requires that operators and attributes are on a closed list
-(`forms`), parameters lie in the bundle's weight file, and constants have one encoding and numbers of their type. Sizes
-follow from shapes and constants: `Expand(x, Shape(y))` is allowed, `Expand(x, y)` is not. So all steps of the same
-sizes take the same memory, and `load(trial=True)` can try one. Time and memory of the check are linear in the file's
-size. All other faults are left to the engine.
+An ONNX file consists of nested protocol buffers. The check requires that operators and attributes are on a closed list
+(`forms`), that parameters are in the bundle's weight file, and that constants have only one encoding, with numbers in
+the range of their type. Sizes must follow from shapes and constants: `Expand(x, Shape(y))` is allowed, `Expand(x, y)`
+is not. So all steps of the same sizes take the same memory, and `load(trial=True)` can try one of them. Time and memory
+of the check are linear in the file's size. All other faults are left to the engine.
 """
 
 from __future__ import annotations
@@ -29,39 +29,41 @@ ATTRIBUTE = table("1b 2f 3v 4b 5b 13b 20v", "7b 7f 8b 8v")
 TENSOR = table("2v 8b 9b 12b 14v", "1b 1v 4b 4f 5b 5v 7b 7v 10b 10d 11b 11v 13b")
 VALUE, TYPE, TENSOR_TYPE, SHAPE = table("1b 2b 3b"), table("1b 6b"), table("1v 2b"), table("", "1b")
 SIZE, PAIR, OPSET = table("1v 2b 3b"), table("1b 2b"), table("1b 2v")
-"""Fields that each message of an ONNX file may have, by ONNX's numbers; the others are refused."""
+"""Fields that each message of an ONNX file may have, by ONNX's field numbers; all other fields are refused."""
 KINDS = {"b": (2, 3), "f": (1, 2), "i": (2, 3), "s": (3, 4), "t": (4, 5), "F": (6, 7), "I": (7, 8)}
-"""By attribute type: ONNX's number of the type, and the field that holds the value."""
+"""For each attribute type: (ONNX's number of the type, number of the field that holds the value)."""
 FIELDS = {1: 4, 11: 10, 7: 7, 12: 11, 13: 11}
-"""By tensor type: the field that holds numbers that are not raw bytes; field 5 for all other types."""
+"""Number of the field that holds a tensor's numbers if they are not raw, by ONNX's type number; 5 for other types."""
 RANGES = {2: (0, 2**8), 3: (-(2**7), 2**7), 4: (0, 2**16), 5: (-(2**15), 2**15), 6: (-(2**31), 2**31), 9: (0, 2)}
 RANGES |= {10: (0, 2**16), 16: (0, 2**16), 7: (-(2**63), 2**63), 12: (0, 2**32), 13: (-(2**63), 2**63)}
-"""By tensor type: the range of its numbers, which the file stores in 64 bits; readers differ in how they cut off larger
-ones. Types 7 and 13 use all 64 bits."""
+"""Range of a tensor's numbers by ONNX's type number, [first, last). The file stores them in 64 bits, and readers
+truncate larger numbers in different ways. Types 7 and 13 use all 64 bits.
+"""
 DTYPES = {2: "u1", 3: "i1", 4: "u2", 5: "i2", 6: "i4", 7: "i8", 12: "u4", 13: "u8"}
-"""NumPy's names of integer types, by ONNX's numbers."""
+"""NumPy's names of the integer types, by ONNX's type numbers."""
 VIEWS = {1: "f4", 10: "f2", **DTYPES}
-"""NumPy's names of the types of parameters that can be handed to an engine; NumPy has no bfloat16."""
+"""NumPy's names of the types of parameters that are passed to an engine, by ONNX's type numbers; bfloat16 has none."""
 ITEMS = {1: 4, 2: 1, 3: 1, 4: 2, 5: 2, 6: 4, 7: 8, 9: 1, 10: 2, 11: 8, 12: 4, 13: 8, 16: 2}
-"""Bytes of one number, by ONNX's number of the type; tensors may have only these types."""
+"""Bytes of one number, by ONNX's type numbers; tensors may have only these types."""
 NODES, SIDES, AXES = 2**14, 2**10, 16
-"""Most nodes and most constants of a graph, most inputs or results of a node, and most axes of a constant."""
+"""Maximum number of nodes and of constants in a graph; of inputs or results of a node; of axes of a constant."""
 SAME = frozenset(("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"))
-"""Operators that return the numbers of their input."""
+"""Operators whose result has the same numbers as their first input."""
 
 
 class FedSizeError(RefusedError):
-    """A size depends on the model's input data, so no trial shows how large it becomes."""
+    """A size depends on the model's input data, so a trial cannot show how large it becomes."""
 
 
 class Value(NamedTuple):
-    """Facts about a value.
+    """Facts about a value in a graph.
 
     Attributes:
-        fixed: whether its numbers follow from shapes and constants.
-        constant: ONNX's number of its type, if it is a constant of the file; else 0.
-        dims: its sizes, if it is a constant, or a Cast, DequantizeLinear or Identity of one.
-        numbers: its numbers, if they are integers in the graph or the result of `SAME` on such; else None.
+        fixed: whether the numbers follow from shapes and constants.
+        constant: ONNX's type number, if the value is a constant in the file; else 0.
+        dims: the sizes, if the value is a constant, or a Cast, DequantizeLinear or Identity of a constant.
+        numbers: the numbers, if the value is an integer constant in the graph, or a `SAME` operator's result of one;
+            else None.
     """
 
     fixed: bool
@@ -76,12 +78,12 @@ def check_graph(
     """Check a program's graph.
 
     Args:
-        data: the graph's file.
+        data: the content of the graph's file.
         where: the file's path, for messages.
         manifest: manifest of the bundle, which names the file of parameters.
 
     Returns:
-        The walk, with the graph's nodes and values.
+        The `Walk`, which has the graph's nodes and values.
 
     Raises:
         BundleError: the graph breaks a rule.
@@ -96,7 +98,7 @@ def check_graph(
 
 
 def imported_opset(data: bytes) -> dict[str, int]:
-    """Return the versions of operators that a graph imports, by domain, in the form of `Program.opset`.
+    """Return the operator-set versions that a graph imports, by domain, e.g. {"ai.onnx": 18}, as in `Program.opset`.
 
     Raises:
         RefusedError: the file is no graph.
@@ -107,7 +109,7 @@ def imported_opset(data: bytes) -> dict[str, int]:
 
 
 def _check_opset(found: dict[str, int], program: Program, manifest: Manifest) -> None:
-    """Compare the operator versions that the graph imports with those in its programs' rows."""
+    """Compare the operator-set versions that the graph imports with the rows of all programs that use the file."""
     for user in (program, *(other for other in manifest.programs if other.file == program.file)):
         if user.opset not in ({}, found):
             expected = f"{ascii(user.opset)[:80]}, which the manifest says of {user.name[:60]!a}"
@@ -115,12 +117,12 @@ def _check_opset(found: dict[str, int], program: Program, manifest: Manifest) ->
 
 
 _fields: Callable[[bytes, Table, str], list[tuple[int, Any]]] = (
-    fields  # typed as Any: a field's table decides whether a value is a number or bytes
+    fields  # typed as Any, because a field's table decides whether its value is a number or bytes
 )
 
 
 class Names(dict[bytes, str]):
-    """A cache of decoded texts by their bytes."""
+    """A cache of texts, by the bytes from which they are decoded."""
 
     def __missing__(self, value: bytes) -> str:
         try:
@@ -131,19 +133,19 @@ class Names(dict[bytes, str]):
 
 
 class Walk:
-    """One pass over a graph's file.
+    """One pass over a graph's file, which checks it and collects facts.
 
     Attributes:
         values: facts about every value, by name.
-        declared: unchecked sizes in the file of inputs, outputs and values between, by name: numbers, names, or "" for
-            an open size.
-        model, body: (number, value) of the fields of the file and of its graph, in order.
+        declared: sizes that the file declares for inputs, outputs and values in between, by name, unchecked: numbers,
+            names, or "" for an open size.
+        model, body: (number, value) of each field of the file, and of each field of its graph, in order.
         nodes: (operator, names of inputs, names of outputs) of every node, in order.
         outside: offset of each parameter in the weight file, in bytes, by name.
         returned: names of the graph's outputs.
 
     Args:
-        kind: the program's kind; only "step" may have all operators.
+        kind: the program's kind; only a program "step" may have all operators.
         weights, weight_bytes: name and size of the file of parameters.
     """
 
@@ -173,14 +175,14 @@ class Walk:
 
     @property
     def read(self) -> frozenset[str]:
-        """Names of the values that a node reads; an unused input is not among them."""
+        """Names of the values that some node reads; unused inputs are not among them."""
         return frozenset(name for _, read, _ in self.nodes for name in read)
 
     def parameters(self, content: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
-        """Return the parameters in the weight file, as views of its content, uint8 [bytes].
+        """Return the graph's parameters as views of the weight file's content, uint8 [bytes].
 
-        Parameters of a type that NumPy lacks are left out, for the engine to read, and so are those beyond the end of a
-        shorter file.
+        Two kinds of parameters are left out: those whose type NumPy lacks, which the engine reads itself, and those
+        that lie beyond the end of the content.
         """
         found: dict[str, NDArray[Any]] = {}
         for name, first in self.outside.items():
@@ -286,7 +288,7 @@ class Walk:
                 self._define(output, found)
 
     def _given(self, op: str, form: Form, attributes: Sequence[bytes]) -> dict[str, Any]:
-        """Return the attributes of a node by name."""
+        """Return the values of a node's attributes, by name, after checking them."""
         allowed, given = form.attributes, dict[str, Any]()
         for entry in attributes:
             if entry not in self._attributes:
@@ -294,9 +296,9 @@ class Walk:
             name, type_, value = self._attributes[entry]
             if name in given or name not in allowed or KINDS[allowed[name]][0] != type_:
                 raise RefusedError(f"the attribute {name[:60]!a} of {op}", "those that are its own, each once")
-            if allowed[name] == "b" and value not in (0, 1):  # operators differ in whether 2 counts as true
+            if allowed[name] == "b" and value not in (0, 1):  # operators differ in whether they treat 2 as true
                 raise RefusedError(f"{value} as {name} of {op}", "0 or 1")
-            if type_ in (2, 7) and op not in ("Constant", "Shape"):  # an engine may cut larger numbers to 32 bits
+            if type_ in (2, 7) and op not in ("Constant", "Shape"):  # an engine may truncate larger numbers to 32 bits
                 numbers = value if type_ == 7 else [value]
                 if min(numbers, default=0) < -(2**31) or max(numbers, default=0) >= 2**31:
                     raise RefusedError(f"{str(value)[:60]} as {name} of {op}", "numbers of 32 bits")
@@ -304,7 +306,7 @@ class Walk:
         return given
 
     def _attribute(self, entry: bytes) -> tuple[str, int, Any]:
-        """Return (name, ONNX's number of the type, value) of an attribute; further values are refused."""
+        """Return (name, ONNX's type number, value) of an attribute; refuse more than one value."""
         name, type_, found = "", 0, list[tuple[int, Any]]()
         for number, value in _fields(entry, ATTRIBUTE, "an attribute"):
             if number == 1:
@@ -330,7 +332,7 @@ class Walk:
         return name, type_, self._tensor(value)[1] if type_ == 4 else value
 
     def _tensor(self, entry: bytes) -> tuple[str, Value]:
-        """Return the name and value of a constant, which has to lie whole in the graph or in the weight file."""
+        """Return the name and facts of a constant, which must be completely in the graph or in the weight file."""
         name, kind, dims, places, outside, raw, parts = "", 0, list[int](), list[Any](), 0, None, list[Any]()
         for number, value in _fields(entry, TENSOR, "a constant"):
             if number == 8:
@@ -349,7 +351,7 @@ class Walk:
                 parts.append((number, value))
         if kind not in ITEMS:
             raise RefusedError(f"a constant of type {kind}", "numbers")
-        # A size of 0 counts as 1 here: an engine may compute the product of the other sizes first, and overflow.
+        # A size of 0 counts as 1 here: an engine may first compute the product of the other sizes, which may overflow.
         if min(dims, default=0) < 0 or len(dims) > AXES or math.prod(n or 1 for n in dims) > 2**48:
             raise RefusedError(f"a constant of {ascii(dims)[:60]}", f"at most {AXES} sizes of 0 or more")
         length = math.prod(dims) * ITEMS[kind]
@@ -374,9 +376,10 @@ class Walk:
     def _inside(
         self, name: str, kind: int, length: int, raw: bytes | None, parts: list[Any]
     ) -> tuple[bool, NDArray[Any] | None]:
-        """Return whether the graph holds exactly the constant's numbers, and the numbers, if they are integers."""
+        """Return (True if the graph holds exactly the constant's numbers, the numbers if integers, else None)."""
         if raw is not None:
-            if kind == 9 and raw.strip(b"\0\1"):  # a bool of 2 is undefined in C++: it may act as true and as false
+            # a bool of value 2 is undefined in C++: it may act as true and as false
+            if kind == 9 and raw.strip(b"\0\1"):
                 raise RefusedError(f"the constant {name[:60]!a} with other truth values than 0 and 1", "those")
             whole = len(raw) == length
             return whole, np.frombuffer(raw, f"<{DTYPES[kind]}") if whole and kind in DTYPES else None
@@ -394,7 +397,7 @@ class Walk:
         return whole, np.array(listed, np.int64) if kind in DTYPES else None
 
     def _outside(self, places: list[bytes], length: int) -> int | None:
-        """Return the offset of a constant in the weight file, in bytes; None if its place is no range of that file."""
+        """Return the offset of a constant in the weight file, in bytes; None if it is no valid range of that file."""
         found = dict[str, str]()
         for entry in places:
             if entry not in self._pairs:
@@ -414,7 +417,7 @@ class Walk:
 
 
 def _returned(op: str, form: Form, inputs: Sequence[Value | None], given: Mapping[str, Any]) -> Value:
-    """Return the facts about a node's results, which are the same for all of them.
+    """Return the facts about a node's results; all results of a node have the same facts.
 
     Raises:
         FedSizeError: a size depends on the model's input data.
@@ -433,9 +436,10 @@ def _returned(op: str, form: Form, inputs: Sequence[Value | None], given: Mappin
         _check_blocks(there, given)
     if op in ("Conv", "ConvTranspose") and len(there) > 2:
         _check_bias(op, there[1].dims, there[2].dims, given)
-    if op == "MatMulInteger" and not there[1].constant:  # with an Add ONNX Runtime up to 1.25 reads behind its bias
+    # with an Add after it, ONNX Runtime up to 1.25 reads beyond the bias
+    if op == "MatMulInteger" and not there[1].constant:
         raise RefusedError("weights that are computed", "a constant")
-    if op == "NonZero" and not there[0].fixed:  # the size of its result is the number of values other than 0
+    if op == "NonZero" and not there[0].fixed:  # the size of the result is the number of values other than 0
         raise FedSizeError("a NonZero of data", "one of constants and sizes")
     fixed = all(value.fixed for value in there) or op in ("Shape", "Size")
     if op in ("Cast", "DequantizeLinear", "Identity"):
@@ -456,7 +460,7 @@ def _constant(given: Mapping[str, Any]) -> Value:
 
 
 def _check_divisor(value: Value) -> None:
-    """Refuse integer divisors 0 and -1, which crash ONNX Runtime: -2^31 / -1 does not fit into 32 bits."""
+    """Refuse the integer divisors 0 and -1, which crash ONNX Runtime: -2^31 / -1 does not fit into 32 bits."""
     if value.constant in DTYPES and value.numbers is None:
         raise RefusedError("whole numbers that are divided by some in the weight file", "a constant in the graph")
     if value.numbers is not None and np.isin(value.numbers.astype(np.int64), (0, -1)).any():
@@ -464,16 +468,16 @@ def _check_divisor(value: Value) -> None:
 
 
 def _check_bias(op: str, weight: tuple[int, ...], bias: tuple[int, ...], given: Mapping[str, Any]) -> None:
-    """Refuse a bias that has not one number for each channel: ONNX Runtime up to 1.25 reads behind the end of it."""
+    """Refuse a bias that does not have one number per channel: ONNX Runtime up to 1.25 reads beyond its end."""
     channels = weight[1:2] if op == "ConvTranspose" else weight[:1]
     if not channels or bias != (channels[0] * (int(given.get("group", 1)) if op == "ConvTranspose" else 1),):
         raise RefusedError(f"a bias of {bias} for weights of {weight}", "constants, with a number for each channel")
 
 
 def _check_blocks(values: Sequence[Value], given: Mapping[str, Any]) -> None:
-    """Check that weights in blocks have the exporter's form: in other forms ONNX Runtime reads beyond the arrays.
+    """Check that weights in blocks have the exporter's sizes: with other sizes ONNX Runtime reads beyond the arrays.
 
-    E.g. K 64, N 8, 4 bits in blocks of 32 are 256 bytes, 16 scales and 8 bytes of zero points.
+    E.g. a matrix 64 × 8 (K × N) of 4 bits in blocks of 32 has 256 bytes, 16 scales and 8 bytes of zero points.
     """
     inner, columns, bits, block = (int(given[name]) for name in ("K", "N", "bits", "block_size"))
     blocks = -(-inner // block)

@@ -1,8 +1,8 @@
 """A strict reader of protocol buffers: it refuses messages that two readers could understand differently.
 
-A message is a sequence of fields: a tag (number and kind) and a value. Ordinary readers skip unknown fields, take the
-last of two values and merge two messages, so a checker and an engine may see different content. This reader refuses
-any field that is not in its table, and a second one of a field that may occur once.
+A message is a sequence of fields, each a tag (number and kind) and a value. Ordinary readers skip unknown fields, take
+the last of two values and merge two messages, so a checker and an engine may see different content. This reader refuses
+a field that is not in its table, and a repeated field that may occur only once.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from typing import TypeAlias
 
 VARINT, BYTES, FIXED32, FIXED64 = 0, 2, 5, 1
-"""Kinds of fields: protocol buffers' wire types."""
+"""Kinds of fields: the numbers of protocol buffers' wire types."""
 Table: TypeAlias = dict[int, tuple[int, int, int]]
-"""By allowed tag: the field's number, its kind, and a unique bit if it may occur once, else 0."""
+"""For each allowed tag: (the field's number, its kind, a bit of its own if it may occur only once, else 0)."""
 
 
 class RefusedError(Exception):
@@ -21,10 +21,11 @@ class RefusedError(Exception):
 
 
 def table(once: str = "", many: str = "") -> Table:
-    """Return the table of a message from texts such as "1v 2b": v is an integer, b bytes, f and d 4 and 8 bytes.
+    """Make the table of a message from texts such as "1v 2b": field numbers with v for integer, b bytes, f 4 and d 8
+    bytes.
 
     Args:
-        once: fields that may occur once.
+        once: fields that may occur at most once.
         many: fields that may occur any number of times.
     """
     kinds = {"v": VARINT, "b": BYTES, "f": FIXED32, "d": FIXED64}
@@ -75,7 +76,7 @@ def fields(message: bytes, known: Table, name: str) -> list[tuple[int, int | byt
 
 
 def message(found: Iterable[tuple[int, int | bytes]]) -> bytes:
-    """Return the message that `fields` reads as these pairs, byte for byte; fields of kinds f and d become bytes."""
+    """Return the message from which `fields` reads these pairs, except that kinds f and d become bytes."""
     written = bytearray()
     for number, value in found:
         kind, figure, rest = (VARINT, value, b"") if isinstance(value, int) else (BYTES, len(value), value)
@@ -89,7 +90,7 @@ def message(found: Iterable[tuple[int, int | bytes]]) -> bytes:
 
 
 def varint(message: bytes, at: int) -> tuple[int, int]:
-    """Read an integer of at most 64 bits in its shortest form; return it and the index after it."""
+    """Read an integer of at most 64 bits, in its shortest form, at index `at`; return it and the index after it."""
     value = shift = 0
     while True:
         byte = message[at]

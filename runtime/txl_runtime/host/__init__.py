@@ -1,1 +1,1 @@
-"""The loop on the CPU, which runs graphs by ONNX Runtime."""
+"""The loop on the CPU, which runs graphs with ONNX Runtime."""

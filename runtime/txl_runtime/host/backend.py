@@ -1,4 +1,4 @@
-"""The backend "cpu": a bundle's programs of one update rule, opened by ONNX Runtime."""
+"""The backend "cpu": the programs of one update rule of a bundle, opened with ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from txl_runtime.bundle.tables import Program
 from txl_runtime.host.engine import Engine
 from txl_runtime.host.loop import HostLoop
 from txl_runtime.host.onnxruntime_cpu import OnnxRuntimeCpu
+from txl_runtime.host.placements import HostPlacement, Ring
 from txl_runtime.streaming.loop import Backend, Loop
 from txl_runtime.streaming.state import Initial
 from txl_runtime.update_rules import usable_updates
@@ -25,8 +26,10 @@ class HostBackend(Backend):
     """The backend "cpu"; see `streaming.loop.Backend`.
 
     Attributes:
-        engine: the engine that has opened the programs; a measurement may replace it.
+        engine: the engine that has opened the programs; a benchmark may replace it.
         programs: the segment programs.
+        ring: the placement class for ring states.
+        reached, precision: see `streaming.loop.Backend`.
     """
 
     engine: Engine
@@ -34,9 +37,12 @@ class HostBackend(Backend):
     programs: tuple[Program, ...]
     description: str
     name: str = "cpu"
+    ring: type[HostPlacement] = Ring
+    reached: tuple[float, float] | None = None
+    precision: str | None = None
 
     def open_loop(self, manifest: Manifest, initial: Initial) -> Loop:
-        return HostLoop(manifest, self.engine, self.update, self.programs, initial)
+        return HostLoop(manifest, self.engine, self.update, self.programs, initial, self.ring)
 
     def release_pages(self) -> None:
         self.engine.release_pages()
@@ -53,12 +59,12 @@ def open_host(
     """Open a bundle on the CPU.
 
     Args:
-        update: the update rule; None for the best that this ONNX Runtime supports.
+        update: the update rule; None for the fastest rule that the installed ONNX Runtime supports.
         threads, lean, forms, trial: see `txl_runtime.load`.
 
     Raises:
         BackendError: the engine is not installed, or cannot run the bundle.
-        BundleError: a graph differs from the manifest, or a trial ended.
+        BundleError: a graph differs from the manifest, or a trial failed.
     """
     rule = update or usable_updates(bundle.manifest.updates)[0]
     segments = tuple(program for program in bundle.manifest.programs if program.update == rule)
@@ -68,8 +74,8 @@ def open_host(
     if trial is False:
         engine = OnnxRuntimeCpu(bundle, used, threads, lean, forms)
     else:
-        from txl_runtime.host.trial import Tried
+        from txl_runtime.host.trial import TrialEngine
 
         opener = partial(OnnxRuntimeCpu, bundle, threads=threads, lean=lean, forms=forms)
-        engine = Tried(bundle, used, lean, forms, trial, opener)
+        engine = TrialEngine(bundle, used, lean, forms, trial, opener)
     return HostBackend(engine, rule, segments, engine.description)

@@ -1,4 +1,4 @@
-"""The protocol of an engine on the CPU: it binds programs to arrays, or runs them on arrays of any size."""
+"""The protocol of an engine on the CPU, which binds programs to arrays, or runs them on arrays of any size."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from txl_runtime.types import Arrays, Call
 class Engine(Protocol):
     """An engine that has opened a bundle's programs on the host.
 
-    Binding ties a program to arrays that the caller owns; running the call reads the inputs, writes the outputs and
-    allocates nothing. The same arrays may be bound many times, by many streams. One call may not run twice at the same
-    time, different calls may.
+    Binding ties a program to arrays that the caller owns. The resulting call reads the inputs, writes the outputs and
+    allocates nothing. The same arrays may be bound many times, by many streams. Different calls may run at the same
+    time, but one call may not run twice at the same time.
 
     Attributes:
         description: the engine's name and version, for people.
-        least_rows: number of rows from which on a softmax program gives a row the same bits for any number of rows.
+        least_rows: smallest number of rows at which a softmax program computes a row to the same bits as at any larger
+            number.
     """
 
     description: str
@@ -32,14 +33,14 @@ class Engine(Protocol):
         """
 
     def kept(self, program: Program) -> Collection[str]:
-        """Return the state outputs in which the caller has to restore idle sequences, since the graph does not."""
+        """Return the state outputs in which the caller must restore idle sequences, because the graph does not."""
 
     def run(self, program: Program, inputs: Arrays) -> Arrays:
-        """Run a program that leaves sizes open; return its outputs by name, in new arrays.
+        """Run a program whose outputs have open sizes; return the outputs by name, in new arrays.
 
         Raises:
             BackendError: the engine failed.
         """
 
     def release_pages(self) -> None:
-        """Release mapped pages of the weight file, as `Backend.release_pages` does."""
+        """Release memory-mapped pages of the weight file; see `Backend.release_pages`."""

@@ -1,6 +1,6 @@
-"""Replaced states that may be absent at first, and whose number of rows may change in a step, e.g. a K/V cache.
+"""States of rule "replace" that may be absent at first, or whose number of rows may change in a step, e.g. a K/V cache.
 
-Only a model that has such states uses this module's class.
+Only models with such states use this module.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from txl_runtime.types import Array, Arrays, Call, Indices
 
 
 class Growing(Replaced):
-    """Replaced states of changing shapes. A side holds reused arrays of its shapes, or a program's open-row outputs.
+    """States of rule "replace" whose shapes change. A side holds reused arrays, or the new arrays that a program
+    returned.
 
-    A step may put a set of different shapes on the side to which it writes. Sets of a side share arrays of equal shape.
+    A step may put arrays of different shapes on the side to which it writes. Arrays of equal shape are used again.
     """
 
     grows = True
@@ -58,7 +59,7 @@ class Growing(Replaced):
         return call
 
     def put(self, row: int, tensors: Arrays) -> None:
-        """See `Placement`. If a tensor's number of rows changes, other sequences have zeros in it."""
+        """See `Placement`. If a tensor's number of rows changes, the other sequences' rows become zero."""
         side = self._side(row)
         held = [self.sides[side].get(state.name) for state in self._states]
         arrays = with_sequence(self._states, held, row, tensors, self._batch)
@@ -67,7 +68,7 @@ class Growing(Replaced):
         self._stand(side, kept)
 
     def clear(self, rows: Indices) -> None:
-        """See `Placement`. States get their first shapes again when all sequences are cleared."""
+        """See `Placement`. If all sequences are cleared, the states get their first shapes again."""
         if len(np.unique(rows)) == self._batch:
             self._stand(self._counters.side, self._fresh(self._counters.side))
         super().clear(rows)
@@ -76,12 +77,12 @@ class Growing(Replaced):
         return self._set(self._begin, side)
 
     def _start(self, state: StateTensor, array: Array) -> Array:
-        """Return the first value of sequences; zero for an array whose number of rows has changed since."""
+        """Return the sequences' first value; zero for an array whose number of rows has changed."""
         same = array.shape == start_shape(state)
         return self._starts[state.name] if same else np.zeros((), array.dtype)
 
     def _set(self, shapes: Shapes, side: int) -> dict[str, Array]:
-        """Return the arrays of these shapes that programs are bound to, made once."""
+        """Return the arrays of these shapes to which programs are bound; they are made once."""
         if (shapes, side) not in self._sets:
             there = ((state, shape) for state, shape in zip(self._states, shapes, strict=True) if shape is not None)
             self._sets[shapes, side] = {state.name: self._array(state, shape, side) for state, shape in there}
@@ -99,7 +100,7 @@ class Growing(Replaced):
 
 
 def _copy(arrays: Arrays, to: Arrays) -> None:
-    """Copy arrays to the arrays of the same names, unless they are the same object; ignore names of only one side."""
+    """Copy each array to the array of the same name, unless both are one object; ignore names on only one side."""
     for name, own in to.items():
         array = arrays.get(name)
         if array is not None and array is not own:

@@ -1,10 +1,10 @@
 """Large pages for the memory that ONNX Runtime fills while it opens a bundle, on Linux.
 
-A decode step reads all weights once, and some processors wait for the addresses of pages of 4 kB: in pages of 2 MB a
-step took 0.78 of the time on an AMD EPYC (Zen 4), and 0.99 on an Intel Xeon (Cascade Lake), both virtual machines. ONNX
-Runtime lays matrices out in memory of its own and cannot be told where. So the memory that appeared while it opened is
-found in the list of the process's mappings, and the kernel is asked to put it into large pages. Contents and addresses
-stay.
+A decode step reads all weights once, and some processors have to wait for the addresses of pages of 4 kB. With pages of
+2 MB a step took 0.78 of the time on an AMD EPYC (Zen 4), and 0.99 on an Intel Xeon (Cascade Lake), both virtual
+machines. ONNX Runtime allocates its matrices itself, and the caller cannot choose where. So this module finds the
+memory that was mapped while ONNX Runtime opened a bundle, and asks the kernel to put it into large pages. Contents and
+addresses do not change.
 """
 
 from __future__ import annotations
@@ -22,25 +22,28 @@ import numpy as np
 logger = logging.getLogger(__name__)
 
 LEAST = 2**25
-"""Bytes of new memory from which on it is done: less than that stays in a processor's caches."""
+"""Minimum number of bytes of new memory, 32 MiB: smaller weights stay in a processor's caches."""
 SETTINGS = Path("/sys/kernel/mm/transparent_hugepage")
+"""Folder of Linux's settings of large pages."""
 PROCESS = Path("/proc/self")
+"""Folder with information on this process."""
 PART = 2**30
-"""Bytes of memory whose pages are looked at together, a multiple of every size of large pages."""
+"""Number of bytes whose pages are inspected together, 1 GiB: a multiple of every size of large pages."""
 LAST = 2**64
-"""No address is as large."""
+"""An address above all real ones, which ends a search."""
 COLLAPSE = 25
-"""MADV_COLLAPSE, from Linux 6.1 on; an older kernel refuses it."""
+"""The number of MADV_COLLAPSE, which Linux has since 6.1; an older kernel refuses it."""
 
 Range = tuple[int, int]
+"""A range of addresses, [first, last)."""
 
 
 @contextmanager
 def in_huge_pages() -> Iterator[None]:
-    """Put memory that is mapped and filled inside the `with` block into large pages; without effect where none are.
+    """Put memory that is mapped and filled inside the `with` block into large pages, if the system has any.
 
-    Only a large page all of whose small ones are there is put together, so that weights take no more memory than
-    before. What another thread maps at the same time may be put together, too.
+    A large page is formed only if all its small pages are in memory, so that weights take no more memory than before.
+    Memory that a different thread maps at the same time may be affected as well.
     """
     try:
         size, before = _size(), _anonymous()
@@ -53,7 +56,7 @@ def in_huge_pages() -> Iterator[None]:
     try:
         new = _new(before, _anonymous(), size)
         whole = [address for start, end in new for address in _whole(start, end, size)]
-    except OSError as error:  # a process that gave up its user's rights may not look at its pages
+    except OSError as error:  # a process that has changed its user may not read its page table
         logger.info("no memory is put into large pages: %s", error)
         return
     if len(whole) * size < LEAST:
@@ -66,24 +69,25 @@ def in_huge_pages() -> Iterator[None]:
 
 
 def _size() -> int:
-    """Return the bytes of a large page, 0 where the administrator does not want them."""
+    """Return the size of a large page in bytes; 0 if the administrator has turned large pages off."""
     off = "[never]" in (SETTINGS / "enabled").read_text()
     return 0 if off else int((SETTINGS / "hpage_pmd_size").read_text())
 
 
 def _anonymous() -> list[Range]:
-    """Return the process's private memory that no file is behind, in the order of addresses."""
+    """Return the process's private memory that belongs to no file, as address ranges in ascending order."""
     found = []
-    for line in (PROCESS / "maps").read_bytes().split(b"\n"):  # a file's name may hold any other character
-        place, access, _, _, inode, *name = line.split(maxsplit=5) if line else [b""] * 5
-        if access == b"rw-p" and inode == b"0" and (not name or name[0] == b"[heap]"):
+    # split at b"\n" only, because a file's name may hold any other character
+    for line in (PROCESS / "maps").read_bytes().split(b"\n"):
+        place, access, _, _, _, *name = line.split(maxsplit=5) if line else [b""] * 5
+        if access == b"rw-p" and (not name or name[0] == b"[heap]"):
             start, end = place.split(b"-")
             found.append((int(start, 16), int(end, 16)))
     return found
 
 
 def _new(before: list[Range], after: list[Range], size: int) -> list[Range]:
-    """Return the parts of `after` that are not in `before`, of at least `size` bytes; both are in order."""
+    """Return the parts of `after` that are not in `before` and have at least `size` bytes; both lists are ascending."""
     found, old = [], iter([*before, (LAST, LAST)])
     first, last = next(old)
     for begin, end in after:
@@ -99,7 +103,7 @@ def _new(before: list[Range], after: list[Range], size: int) -> list[Range]:
 
 
 def _whole(start: int, end: int, size: int) -> list[int]:
-    """Return the addresses of large pages in a range whose small pages are all in memory."""
+    """Return the addresses in a range at which a large page could be formed: all its small pages are in memory."""
     found, page = list[int](), mmap.PAGESIZE
     with (PROCESS / "pagemap").open("rb") as file:
         for first in range(-(-start // size) * size, end // size * size, PART):

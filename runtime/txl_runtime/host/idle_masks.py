@@ -1,9 +1,9 @@
-"""Removal of the masks of idle sequences from a checked graph: the loop on the CPU keeps idle states itself.
+"""Removal of the masks of idle sequences from a checked graph; the loop on the CPU keeps idle states instead.
 
-A step returns the state of an idle sequence as it was, by `Where(Reshape(valid > 0), new, old)` at each state's output.
-That is a pass over every state in every step, although a sequence is seldom idle. Without the mask, the node of `new`
-writes the output, and the loop copies the old state of idle sequences. A mask of any other form stays, and so does one
-whose result a node reads. Nothing else of the graph changes.
+In a graph, `Where(Reshape(valid > 0), new, old)` at each state's output returns an idle sequence's state unchanged. It
+copies every state in every step, although sequences are seldom idle. Without the mask, the node that computes `new`
+writes the output, and the loop copies the old state of idle sequences. A mask of a different form is not removed, nor
+is a mask whose result is read by a node. Nothing else in the graph changes.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from txl_runtime.guard.graph_check import NODE, Value, Walk
 from txl_runtime.guard.protobuf import fields, message
 
 BODY, NODES = 7, 1
-"""Protocol-buffer field numbers: the graph in a model, a node in a graph."""
+"""Protocol-buffer field numbers: of the graph in a model, and of a node in a graph."""
 Made: TypeAlias = "Mapping[str, tuple[int, str, list[str]]]"
-"""By name of a value: the index of the node that returns it, its operator, and the names of its inputs."""
+"""For each value's name: (index of the node that returns it, its operator, names of its inputs)."""
 
 
 def without_idle_masks(graph: bytes, found: Walk, manifest: Manifest) -> tuple[bytes, frozenset[str]]:
-    """Return the graph without masks of idle sequences, and the outputs whose idle sequences the caller has to keep."""
+    """Return the graph without idle masks, and the outputs in which the caller must restore idle sequences."""
     states = manifest.states_of("replace")
     valid = next((entry.name for entry in manifest.inputs if entry.role == "valid"), "")
     if manifest.streams != "independent" or any(state.absent or state.rows is not None for state in states):
@@ -41,7 +41,8 @@ def without_idle_masks(graph: bytes, found: Walk, manifest: Manifest) -> tuple[b
             spare.update(mask[1:])
     if not new:
         return graph, frozenset()
-    for place in sorted(gone | spare, reverse=True):  # readers first: a node stands after the nodes that it reads
+    # nodes that read come after nodes that write, so this visits readers first
+    for place in sorted(gone | spare, reverse=True):
         _, read, names = found.nodes[place]
         if place in gone or not any(reads[name] or name in found.returned for name in names):
             gone.add(place)
@@ -60,11 +61,12 @@ def without_idle_masks(graph: bytes, found: Walk, manifest: Manifest) -> tuple[b
 
 
 def _mask(state: StateTensor, made: Made, found: Walk, valid: str) -> list[int]:
-    """Return the indices of the nodes of the mask at a state's output, the last node first; [] if it has to stay.
+    """Return the indices of the mask's nodes at a state's output, the last node first; [] if there is no removable
+    mask.
 
-    The new value has to come from a node, and be declared in the state's shape, since a `Where` also broadcasts smaller
-    values. Without a declared shape the mask stays; with a false one ONNX Runtime refuses the graph or a run of it,
-    because the bound output has the state's shape.
+    The new value must come from a node, and its declared shape must be the state's, because `Where` would broadcast a
+    smaller value. Without a declared shape the mask is kept. If the declared shape is wrong, ONNX Runtime refuses the
+    graph or a run of it, because the bound output has the state's shape.
     """
     place, op, read = made.get(state.output, (0, "", []))
     if op != "Where" or read[2] != state.input or read[1] not in made or state.batch_axis is None:
@@ -86,7 +88,7 @@ def _mask(state: StateTensor, made: Made, found: Walk, valid: str) -> list[int]:
 
 
 def _numbers(value: Value) -> list[int]:
-    """Return a constant's numbers; [] for the result of a node, whose type and axes may differ from its constant's."""
+    """Return a constant's numbers; [] for the result of a node, even a constant one, whose type and axes may differ."""
     return value.numbers.tolist() if value.constant and value.numbers is not None else []
 
 

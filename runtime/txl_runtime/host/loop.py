@@ -1,12 +1,12 @@
-"""The loop on the CPU: programs are bound once to NumPy's arrays, and states mostly stay in place.
+"""The loop on the CPU: programs are bound once to NumPy arrays, and states mostly stay in place.
 
-A state is copied between segments in four cases: its graphs leave B open and its sequences stand on both sides; its
-axis of sequences is not the first one; a sequence is idle and the state's mask was removed from the graph
-(`idle_masks`); or a segment wrote rows after the last slot of a ring.
+A state is copied between segments in four cases: its graphs leave the batch size open and its sequences are on both
+sides (`placements`); its axis of sequences is not the first; a sequence is idle and the state's mask was removed from
+the graph (`idle_masks`); or a segment wrote rows behind the last slot of a ring.
 
-If graphs leave B open, a segment is computed up to the last sequence that is not idle. A sequence that is left out
-keeps its side of the state. When it next runs together with one on the other side, it is copied there first: at most
-once for each time that it was left out.
+If graphs leave the batch size open, a segment is computed up to the last sequence that is not idle. The sequences after
+it stay on their side. When such a sequence next runs together with one on the opposite side, it is first copied there:
+at most once for each time that it was left out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import Program, axes_of
 from txl_runtime.host.engine import Engine
 from txl_runtime.host.growing import Growing
-from txl_runtime.host.placements import HostPlacement, Replaced, open_placements
+from txl_runtime.host.placements import HostPlacement, Replaced, Ring, open_placements
 from txl_runtime.host.softmax import open_output
 from txl_runtime.streaming.loop import LoopState
 from txl_runtime.streaming.outputs import SegmentResult, idle_result
@@ -31,7 +31,7 @@ from txl_runtime.streaming.state import Initial
 from txl_runtime.types import Array, Arrays, Call, Floats, Ids
 
 Key = tuple[int, int, int, int, Shapes]
-"""A kind of segment: its length, b, the number of computed sequences, their side, and the states' shapes there."""
+"""A kind of segment: (length, number of sequences b, number of computed sequences, their side, the states' shapes)."""
 
 
 class _Route(NamedTuple):
@@ -39,10 +39,10 @@ class _Route(NamedTuple):
 
     Attributes:
         call: function that runs the program.
-        reads: (name, part, whole) of each caller's input: the part of an array that receives it, and the whole array if
-            that is larger and has to be zeroed.
-        behind: results of sequences that are not computed.
-        kept: (old, new) arrays, [B, ...] each, of the states whose idle sequences the loop has to keep.
+        reads: (name, part, whole) for each input from the caller: `part` receives the input; `whole` is the array
+            around it, which is zeroed, or None if both are the same.
+        behind: the results of sequences that are not computed.
+        kept: (old, new) arrays, [B, ...] each, of the states in which the loop must restore idle sequences.
         rows, given: arguments of `SegmentResult`.
     """
 
@@ -59,12 +59,19 @@ class HostLoop(LoopState):
 
     Args:
         initial: first values of the states.
+        ring: the placement class for ring states.
     """
 
     piecewise = True
 
     def __init__(
-        self, manifest: Manifest, engine: Engine, update: str, programs: Sequence[Program], initial: Initial
+        self,
+        manifest: Manifest,
+        engine: Engine,
+        update: str,
+        programs: Sequence[Program],
+        initial: Initial,
+        ring: type[HostPlacement] = Ring,
     ) -> None:
         states = manifest.states_of(update)
         super().__init__(manifest, states, nullcontext())
@@ -74,7 +81,7 @@ class HostLoop(LoopState):
         replaced: type[HostPlacement] = Replaced
         if any(state.absent or state.rows is not None for state in states):
             replaced = Growing
-        self.placements: tuple[HostPlacement, ...] = open_placements(states, initial, self.counters, replaced)
+        self.placements: tuple[HostPlacement, ...] = open_placements(states, initial, self.counters, replaced, ring)
         self._growing = next((placement for placement in self.placements if placement.grows), None)
         self._shapes: Sequence[Shapes] = ((), ()) if self._growing is None else self._growing.shapes
         self.leading = all(program.open_batch for program in programs) and self._growing is None
@@ -114,14 +121,14 @@ class HostLoop(LoopState):
     def _join(self, rows: int) -> None:
         """Copy the first `rows` sequences to the side of sequence 0; their states do not change."""
         sides = self.counters.sides[:rows]
-        if max(sides.tolist()) != min(sides.tolist()):  # for few numbers Python's max is faster than NumPy's
+        if max(sides.tolist()) != min(sides.tolist()):  # Python's max is faster than NumPy's for a few numbers
             for row in np.flatnonzero(sides != sides[0]).tolist():
                 for placement in self.placements:
                     placement.join(row, int(sides[0]))
                 sides[row] = sides[0]
 
     def _keep(self, states: Sequence[tuple[Array, Array]], rows: int) -> None:
-        """Copy the old state of idle sequences among the first `rows` over what the program wrote."""
+        """Overwrite what the program wrote for idle sequences among the first `rows` with their old state."""
         counts = self.counters.valid[:rows].tolist()
         if 0 in counts:
             idle = [row for row, count in enumerate(counts) if not count]
@@ -130,7 +137,7 @@ class HostLoop(LoopState):
                     after[row] = before[row]
 
     def _open_route(self, key: Key) -> _Route:
-        """Make the route of a kind of segment."""
+        """Make the `_Route` for a kind of segment."""
         length, b, rows, side, shapes = key
         program = self._programs.find("rows", length, shapes)
         taken, returned = self._exchanged(program)
@@ -153,15 +160,15 @@ class HostLoop(LoopState):
             if rows < b and entry.name in returned and entry.axes.batch is not None
         )
         call = self._calls.get((program.name, side, rows)) or self._bind(program, side, rows)
-        names = self._engine.kept(program) if rows > 1 else ()  # a single computed sequence is never idle
+        names = self._engine.kept(program) if rows > 1 else ()  # the one computed sequence is never idle
         kept = tuple(pair for placement in self.placements for pair in placement.kept(names, side) if names)
-        if len(self._routes) > 4096:  # a state that grows row by row has a new shape in every step
+        if len(self._routes) > 4096:  # a state that grows by a row per step has a new shape in every step
             self._routes.clear()
         self._routes[key] = _Route(call, tuple(reads), behind, kept, row_view, given)
         return self._routes[key]
 
     def _exchanged(self, program: Program) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Return a program's arrays of inputs other than states and counters, and of outputs other than states."""
+        """Return a program's arrays, by name: (inputs except states and counters, outputs except states)."""
         if program.name not in self._arrays:
             states = self._manifest.states_of(program.update)
             carried = {name for state in states for name in (state.input, state.output)} | self.counts.keys()
@@ -173,7 +180,7 @@ class HostLoop(LoopState):
         return self._arrays[program.name]
 
     def _bind(self, program: Program, side: int, rows: int) -> Call:
-        """Return the call that runs a program on the first `rows` sequences, which stand on this side."""
+        """Return a call that runs a program on the first `rows` sequences, whose states are on `side`."""
         taken, returned = self._exchanged(program)
         names = {spec.name for spec in program.inputs}
         inputs = {**taken, **{name: counts for name, counts in self.counts.items() if name in names}}
@@ -191,7 +198,7 @@ class HostLoop(LoopState):
         return call
 
     def _call_of_first(self, program: Program, inputs: Arrays, outputs: Arrays, rows: int) -> Call:
-        """Return a call of the first `rows` sequences, which copies arrays whose part is not contiguous."""
+        """Return a call for the first `rows` sequences, which also copies arrays whose first part is not contiguous."""
         axes = axes_of(self._manifest, program)
         (bound, before), (filled, after) = (self._of_first(arrays, axes, rows) for arrays in (inputs, outputs))
         run = self._engine.bind(program, bound, filled)
@@ -210,10 +217,10 @@ class HostLoop(LoopState):
     def _of_first(
         self, arrays: Arrays, axes: Mapping[str, Axes], rows: int
     ) -> tuple[Arrays, list[tuple[Array, Array]]]:
-        """Return the first `rows` sequences of arrays, and pairs (copy, part) of those that are not contiguous.
+        """Return the first `rows` sequences of arrays, and a pair (copy, part) for each part that is not contiguous.
 
-        E.g. [L, :rows, F] of [L, B, F] needs a copy. A copy holds nothing between two steps, so all values of `rows`
-        share its memory.
+        For example, [L, :rows, F] of [L, B, F] needs a copy. A copy is not needed between two steps, so the copies for
+        all values of `rows` share memory.
         """
         first, apart = {name: array[axes[name].at(slice(rows))] for name, array in arrays.items()}, []
         for name, part in first.items():

@@ -25,10 +25,12 @@ from txl_runtime.types import Arrays, Call
 from txl_runtime.update_rules import wanted_version
 
 SMALL = 2**18
-"""Most products per row of a softmax that runs on one thread: 0.1 ms for 64 rows, and no second pool of threads."""
+"""Maximum number of products per row of a softmax that runs on one thread: 0.1 ms for 64 rows, and no second thread
+pool.
+"""
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 
-# ONNX Runtime's names of the dtypes a program may have.
+# Data types of a program's tensors, by ONNX Runtime's names.
 DTYPES = {
     "tensor(int32)": "int32",
     "tensor(float)": "float32",
@@ -38,9 +40,9 @@ DTYPES = {
 
 
 class OnnxRuntimeCpu(Engine):
-    """Sessions of ONNX Runtime, one per graph, opened with the bundle; arrays are bound once and never copied.
+    """Sessions of ONNX Runtime, one per graph file, opened with the bundle; arrays are bound once and never copied.
 
-    Programs that share a file share its session, and with it one copy of the weights.
+    Programs that share a file share its session, and thereby one copy of the weights.
 
     Args:
         threads, lean, forms: see `txl_runtime.load`.
@@ -63,18 +65,18 @@ class OnnxRuntimeCpu(Engine):
         self._takes_bytes = tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (1, 21)
         self._bundle, self._threads, self._lean, self._forms = bundle, threads, lean, forms
         self._small_softmax = bundle.manifest.softmax_products <= SMALL
-        # If lean, all sessions share one mapping of the weight file; else each would make its own.
+        # If lean, all sessions share one mapping of the weight file; otherwise each session would map the file.
         weights = bundle.file(bundle.manifest.weights)
         self._mapping = _map(weights) if lean else None
-        self._shared: list[Any] = []  # keeps values alive that the sessions read
-        # All are opened now, so that a graph that differs from the manifest is found here and not in mid-stream.
+        self._shared: list[Any] = []  # keeps alive the values that sessions read
+        # Open all graphs now, so that a graph that differs from the manifest is found before a stream runs.
         self._sessions: dict[str, Any] = {}
         self._kept: dict[str, Collection[str]] = {}
         for program in programs:
             if program.file not in self._sessions:
                 self._sessions[program.file] = self._open(program)
             self._check(program)
-        # Without prepacked weights ONNX Runtime multiplies a single row differently, and rounds it differently.
+        # Without prepacked weights, ONNX Runtime multiplies a single row in a different way, with different rounding.
         self.least_rows = 2 if lean else 1
         self.description = f"ONNX Runtime {onnxruntime.__version__} on the CPU"
 
@@ -101,13 +103,13 @@ class OnnxRuntimeCpu(Engine):
         names = [spec.name for spec in program.outputs]
         try:
             found = self._sessions[program.file].run(names, dict(inputs))
-        except Exception as error:  # as above
+        except Exception as error:  # ONNX Runtime has a class of errors for each status code
             raise _failed(program, error) from None
         return dict(zip(names, found, strict=True))
 
     def release_pages(self) -> None:
         """See `Engine`; only a lean engine has mapped pages."""
-        if self._mapping is not None and hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
+        if self._mapping is not None and hasattr(mmap, "MADV_DONTNEED"):  # Windows has no MADV_DONTNEED
             self._mapping.madvise(mmap.MADV_DONTNEED)
 
     def _value(self, array: NDArray[Any]) -> Any:
@@ -123,29 +125,33 @@ class OnnxRuntimeCpu(Engine):
             options.intra_op_num_threads = 1
         elif self._threads is not None:
             options.intra_op_num_threads = self._threads
-        # An arena makes a decode step 8 % faster, but keeps the peak memory of a segment: worth it for the layers; for
-        # the softmax that would be rows of the whole vocabulary.
+        # An arena makes a decode step 8 % faster, but keeps the peak memory of a segment. That is worth it for the
+        # layers. For the softmax, it would keep memory for rows of the whole vocabulary.
         options.enable_cpu_mem_arena = program.kind in ("hidden", "step") and not self._lean
-        # Without this, a shape in the file that differs from the inferred one only causes a warning.
+        # Without this setting, ONNX Runtime only warns if a shape in the file differs from the inferred one.
         options.add_session_config_entry("session.strict_shape_type_inference", "1")
-        # On x86 without VNNI pairs of int8 products are summed in 16 bits, which 2 · 255 · 127 overflows. With VNNI the
-        # product that is asked for is exact, too, but takes 2.2 times as long.
+        # On x86 without VNNI, pairs of int8 products are summed in 16 bits, which 2 · 255 · 127 overflows. The setting
+        # asks for an exact product. With VNNI the product is exact anyway, and the setting would make it take 2.2 times
+        # as long.
         options.add_session_config_entry("session.x64quantprecision", "0" if sums_exactly() else "1")
-        # A pool spins for a moment after its run. The next step then starts at once (5 % of a decode step), but a
-        # softmax with its own pool has to share the cores with it (a softmax of all words then takes 40 % longer).
+        # After a run, the threads of a pool spin for a moment. The next step then starts at once (5 % of a decode
+        # step), but a softmax with its own pool must share the cores with the spinning threads (a softmax of all words
+        # takes 40 % longer).
         if self._lean or not self._small_softmax:
             options.add_session_config_entry("session.force_spinning_stop", "1")
         if program.update == "rolled":
-            # In the graph's order new memory is written layer by layer. ONNX Runtime's default order writes it at the
-            # end, and keeps all layers' rows until then: 0.65 GiB at 24 layers and M 3800, and a fifth of the time.
+            # In the graph's order, new memory is written layer by layer. ONNX Runtime's default order writes it at the
+            # end, and keeps the rows of all layers until then: 0.65 GiB and a fifth of the time at 24 layers and 3800
+            # memory rows.
             options.execution_order = self._ort.ExecutionOrder.PRIORITY_BASED
         if self._lean:
             options.add_session_config_entry("session.disable_prepacking", "1")
-            options.enable_mem_pattern = False  # a pattern allocates one block as large as a run's peak
+            options.enable_mem_pattern = False  # a memory pattern allocates one block as large as the peak of a run
         path, graph = self._bundle.file(program.file), self._bundle.read(program.file)
         found = check_graph(graph, str(path), program, self._bundle.manifest)
         self._kept[program.file] = ()
-        # ONNX Runtime before 1.21 cannot be told where the weights lie: it gets the file's path, so an unchanged file.
+        # ONNX Runtime before 1.21 accepts no folder for the weights, so it gets the graph's path, and the graph must be
+        # unchanged.
         if self._takes_bytes and self._forms == "fast":
             graph, self._kept[program.file] = without_idle_masks(graph, found, self._bundle.manifest)
         for name, tensor in self._parameters(found).items():
@@ -171,13 +177,15 @@ class OnnxRuntimeCpu(Engine):
         return session
 
     def _parameters(self, found: Walk) -> dict[str, NDArray[Any]]:
-        """Return the parameters that a lean session shares, as views of the mapping; {} if not lean."""
+        """Return the parameters that lean sessions share, as views of the mapped file; {} if not lean."""
         if self._mapping is None:
             return {}
         return found.parameters(np.frombuffer(self._mapping, np.uint8))
 
     def _check(self, program: Program) -> None:
-        """Check that a session has exactly the program's inputs and outputs; L may be open, and B with `open_batch`."""
+        """Check that a session has the program's inputs and outputs; length and, with `open_batch`, batch
+        may be open.
+        """
         session = self._sessions[program.file]
         inputs, outputs = (
             [Binding(item.name, DTYPES.get(item.type, item.type), tuple(item.shape)) for item in side]

@@ -1,11 +1,11 @@
 """The states of a loop on the CPU: arrays that programs are bound to, one class for each placement.
 
-"replace" and "rolled" states have two sides: every step reads one set of arrays and writes the other. A ring is one
-array, into which a step writes the segment's rows in place. `SequenceCounters` has the fill and side of each sequence.
-Arrays have the programs' types; memory rows are returned as float32.
+"replace" and "rolled" states have two sides, 0 and 1: every step reads the arrays of one side and writes those of the
+opposite side. A ring is one array, into which a step writes the segment's rows in place. `SequenceCounters` has the
+fill and side of each sequence. Arrays have the programs' types; memory rows are returned as float32.
 
-A further placement is a class here and one on the device, each with an entry of `PLACEMENTS`, and a rule that
-`bundle/tables.py` names and `bundle/agreement.py` checks.
+To add a placement, write a class here and one in `device/placements.py`, add both to `PLACEMENTS`, and add the update
+rule to `bundle/tables.py` and `bundle/agreement.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from txl_runtime.types import Array, Arrays, Call, Indices
 
 
 class HostPlacement(Placement):
-    """A placement with the further methods that the loop on the CPU calls.
+    """A placement with the additional methods that the loop on the CPU calls.
 
     Args:
         initial: first values of the states, from `initial_values`.
@@ -34,14 +34,14 @@ class HostPlacement(Placement):
 
     shapes: Sequence[Shapes] = ((), ())
     grows: ClassVar[bool] = False
-    """Whether a step may change the states' shapes."""
+    """True if a step may change the shapes of the states."""
 
     def __init__(self, states: Sequence[StateTensor], initial: Initial, counters: SequenceCounters) -> None:
         self._states, self._counters, self._batch = states, counters, len(counters.valid)
         self._starts = {s.name: start_of(s, initial[s.name].astype(np.dtype(s.dtype))) for s in states}
 
     def bound(self, program: Program, side: int) -> tuple[Arrays, Arrays]:
-        """Return a program's state inputs and outputs by name, e.g. [B, M, D], for sequences on `side`."""
+        """Return (state inputs, state outputs) of a program by name, e.g. [B, M, D], for sequences on `side`."""
         raise NotImplementedError
 
     def kept(self, outputs: Collection[str], side: int) -> Iterable[tuple[Array, Array]]:
@@ -49,18 +49,18 @@ class HostPlacement(Placement):
         return ()
 
     def call(self, engine: Engine, program: Program, side: int, taken: Arrays, returned: Arrays) -> Call:
-        """Return a program's call, if shapes may change; `taken` and `returned` are its arrays besides these states."""
+        """Return a program's call if a step may change shapes; `taken` and `returned` are its other arrays."""
         raise NotImplementedError
 
     def join(self, row: int, side: int) -> None:
-        """Copy a sequence's states to `side` from the other one; a placement with one side does nothing."""
+        """Copy a sequence's states to `side` from the opposite side; do nothing if the placement has only one side."""
         return
 
 
 class Replaced(HostPlacement):
-    """Two sets of arrays: a step reads one and writes the other, the next step vice versa.
+    """Two sets of arrays, the sides: a step reads one side and writes the opposite one, the next step the reverse.
 
-    A state without an axis of sequences is shared: it changes only if all sequences are cleared or a state is put.
+    A state without an axis of sequences is shared: it is reset only if all sequences are cleared or a state is put.
 
     Attributes:
         sides: the arrays on each side by state name; absent states are missing.
@@ -78,11 +78,12 @@ class Replaced(HostPlacement):
         for state, array in self._there(side):
             if state.output in outputs and state.batch_axis is not None:
                 pair = (np.moveaxis(one, state.batch_axis, 0) for one in (array, self.sides[1 - side][state.name]))
-                before, after = (one[..., None] for one in pair)  # one more axis: indexing [B] would give a scalar
+                # a further axis, because an index into [B] would give a scalar
+                before, after = (one[..., None] for one in pair)
                 yield before, after
 
     def join(self, row: int, side: int) -> None:
-        # A shared tensor never comes here: `agreement` allows no open B for its model.
+        # Shared tensors do not occur here: `agreement` allows them no open batch size.
         for state, array in self._there(1 - side):
             self.sides[side][state.name][state.axes.at(row)] = state.axes.one(array, row)
 
@@ -96,7 +97,7 @@ class Replaced(HostPlacement):
 
     def clear(self, rows: Indices) -> None:
         every = len(np.unique(rows)) == self._batch
-        for side in range(2):  # both sides, so that nothing of the old sequence remains
+        for side in range(2):  # clear both sides, so that nothing of the old sequence remains
             for state, array in self._there(side):
                 if every or state.batch_axis is not None:
                     array[state.axes.at(rows)] = self._start(state, array)
@@ -122,16 +123,16 @@ class Replaced(HostPlacement):
         return ((state, self.sides[side][state.name]) for state in self._states if state.name in self.sides[side])
 
     def _fresh(self, side: int) -> dict[str, Array]:
-        """Return arrays of a side for the states' first shapes."""
+        """Return new arrays for a side, in the states' first shapes."""
         return {state.name: np.zeros(state.shape, np.dtype(state.dtype)) for state in self._states}
 
     def _start(self, state: StateTensor, array: Array) -> Array:
-        """Return the first value of sequences, which broadcasts to the state's array."""
+        """Return the first value of a state, which broadcasts to the state's array."""
         return self._starts[state.name]
 
 
 class Rolled(Replaced):
-    """Memory rows in two sets of arrays: with fill 2 and M 4, rows 2 (the older) and 3 exist."""
+    """Memory rows in two sets of arrays, newest row last: with fill 2 and M 4, rows 2 and 3 hold data."""
 
     def take(self, row: int, fill: int, names: Collection[str] | None) -> dict[str, Array]:
         return {
@@ -148,18 +149,18 @@ class Rolled(Replaced):
         return ()
 
     def _slots(self, row: int) -> Iterator[tuple[str, Array]]:
-        """Return views [M, ...] of one sequence's tensors, with their names."""
+        """Return (name, view [M, ...]) for each memory tensor of one sequence."""
         return ((state.name, state.axes.rows(array)[row]) for state, array in self._there(self._side(row)))
 
 
 class Ring(HostPlacement):
-    """A ring: one array for all tensors, each bound as input and output of a program that writes rows in place.
+    """Rings: one array for all tensors. Each tensor is both input and output of a program, which writes rows in place.
 
-    If a step writes after the last slot, those rows are copied to the first slots: at most L rows, once per lap.
+    If a step writes behind the last slot, these rows are copied to the first slots: at most L rows, once per lap.
 
     Attributes:
-        all: [tensors, B, H, C, d_head], C being slots plus spill, so that rows of all tensors move in one copy.
-        tensors: views of it by state name, [B, H, C, d_head].
+        all: [tensors, B, H, C, d_head] with C = slots + spill: one array, so that rows of all tensors move in one copy.
+        tensors: views of `all` by state name, [B, H, C, d_head].
     """
 
     def __init__(self, states: Sequence[StateTensor], initial: Initial, counters: SequenceCounters) -> None:
@@ -175,7 +176,7 @@ class Ring(HostPlacement):
         return inputs, {state.output: self.tensors[state.name] for state in self._states}
 
     def spill(self, row: int, count: int) -> None:
-        rows = self.all[:, row]  # [tensors, H, C, d_head]
+        rows = self.all[:, row]  # shape [tensors, H, C, d_head]
         rows[:, :, :count] = rows[:, :, self._ring : self._ring + count]
 
     def take(self, row: int, fill: int, names: Collection[str] | None) -> dict[str, Array]:
@@ -203,7 +204,7 @@ class Ring(HostPlacement):
 
 
 PLACEMENTS: dict[str, type[HostPlacement]] = {"replace": Replaced, "rolled": Rolled, "ring": Ring}
-"""Classes by update rule."""
+"""Placement classes by update rule."""
 
 
 def open_placements(
@@ -211,7 +212,8 @@ def open_placements(
     initial: Initial,
     counters: SequenceCounters,
     replaced: type[HostPlacement] = Replaced,
+    ring: type[HostPlacement] = Ring,
 ) -> tuple[HostPlacement, ...]:
-    """Return placements with fresh states; `replaced` is the class for "replace" states."""
-    known = placed_alike(states, {**PLACEMENTS, "replace": replaced})
+    """Return placements with states in their first values; `replaced` and `ring` are the classes for these rules."""
+    known = placed_alike(states, {**PLACEMENTS, "replace": replaced, "ring": ring})
     return tuple(placement(some, initial, counters) for placement, some in known)

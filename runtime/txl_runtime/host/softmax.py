@@ -1,4 +1,4 @@
-"""The softmax on the CPU, separate from the layers: a bounded number of rows at a time, and only needed clusters."""
+"""The softmax on the CPU, separate from the layers: a limited number of rows at a time, and only needed clusters."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from txl_runtime.streaming.outputs import StreamSoftmax, WholeSoftmax
 from txl_runtime.types import Call, Floats, Ids
 
 CHUNK = 2**22
-"""Most log-probabilities computed at a time, 16 MiB of float32: 15 rows of 267,735 words."""
+"""Maximum number of log-probabilities computed at a time: 16 MiB of float32, e.g. 15 rows of 267,735 words."""
 
 
 class _Rows:
-    """A softmax program on any number of rows, bound once per number of rows to arrays of the largest number so far.
+    """A softmax program for any number of rows; it is bound once for each number, to the first rows of shared arrays.
 
-    A row's result does not depend on the others: from `Engine.least_rows` rows on, ONNX Runtime gives the same bits for
-    a row at any number of rows (tested); fewer are filled up with older rows. So sequences stay independent although
-    they are computed together.
+    A row's result does not depend on other rows: with at least `Engine.least_rows` rows, ONNX Runtime computes a row to
+    the same bits at any number of rows (tested); fewer rows are padded with older ones. So sequences stay independent
+    although they are computed together.
     """
 
     KEPT = 8
-    """Most numbers of rows that stay bound; the oldest is dropped first."""
+    """Maximum number of different row counts that stay bound; the oldest is dropped first."""
 
     def __init__(self, engine: Engine, program: Program) -> None:
         self._engine, self._program, self._least = engine, program, engine.least_rows
@@ -53,7 +53,7 @@ class _Rows:
 
 
 class SplitSoftmax(StreamSoftmax):
-    """A softmax for programs that return hidden rows: a head and one tail per further cluster."""
+    """A softmax for programs that return feature rows: a head and one tail for each further cluster."""
 
     def __init__(self, manifest: Manifest, engine: Engine) -> None:
         assert manifest.logprobs is not None
@@ -74,7 +74,7 @@ class SplitSoftmax(StreamSoftmax):
                 np.add(self.tail(some, cluster), head[:, words + cluster - 1, None], out=into[:, first:last])
 
     def nll(self, features: Floats, targets: Ids) -> Floats:
-        """See `StreamSoftmax`; a cluster without targets is not computed."""
+        """See `StreamSoftmax`; tails of clusters without targets are not computed."""
         head, words = self._head(features), self.clusters[0][1]
         which = np.searchsorted([last for _, last in self.clusters], targets, side="right")
         columns = np.where(which == 0, targets, words + which - 1)
@@ -93,5 +93,5 @@ class SplitSoftmax(StreamSoftmax):
 
 
 def open_output(kind: str, manifest: Manifest, engine: Engine) -> StreamSoftmax:
-    """Return the softmax that reads the result of segment programs of a kind."""
+    """Return the softmax for the results of segment programs of this kind."""
     return SplitSoftmax(manifest, engine) if kind == "hidden" else WholeSoftmax(manifest)

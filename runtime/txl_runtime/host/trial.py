@@ -1,8 +1,8 @@
-"""A stranger's bundle on the CPU: each combination of sizes runs in a bounded process before it runs here.
+"""Trials of a stranger's bundle on the CPU: each combination of sizes first runs in a process with limits.
 
-A combination is a program with the shapes that it is bound to, e.g. `step` with tokens [2, 64] and a state [2, 8, 32].
-A graph may take more memory or time than there is, or crash ONNX Runtime; then only the bounded process ends, and this
-one raises an error of one line.
+A combination is a program with the shapes of its arrays, e.g. `step` with tokens [2, 64] and a state [2, 8, 32]. A
+graph may take more memory or time than there is, or crash ONNX Runtime. Then only the limited process ends, and this
+process raises an error of one line.
 """
 
 from __future__ import annotations
@@ -25,34 +25,37 @@ from txl_runtime.sandbox.process import Bounded, Bounds, EndedError
 from txl_runtime.types import Array, Arrays, Call
 
 MEMORY, EACH = 2**29, 64
-"""Default bound of a trial: 512 MiB, and 64 bytes for each byte of the weight file."""
+"""Default memory limit of a trial in bytes: 512 MiB, plus 64 for each byte of the weight file."""
 SEQUENCE = 128
-"""Bytes that are reserved for a stream's counters of one sequence, which take about 79."""
+"""Number of bytes reserved for a stream's counters per sequence, which take about 79."""
 SMALL = 2**16
-"""Largest integer input, in bytes, that a trial gets with its real values: counts, by which a graph may divide."""
+"""Maximum size in bytes of an integer input whose real values a trial gets: e.g. counts, by which a graph
+may divide.
+"""
 Key = tuple[str, tuple[tuple[str, tuple[int, ...]], ...]]
-"""A combination: the program's name, and the shapes of its inputs and outputs by name."""
+"""A combination: (program's name, ((name, shape) of each input and output))."""
 
 
-class Tried(Engine):
-    """An engine that tries each combination of sizes in a bounded process first. See `Engine`.
+class TrialEngine(Engine):
+    """An engine that first tries each combination of sizes in a process with limits. See `Engine`.
 
-    The bounded process opens all graphs at once. This process opens a graph only after a combination of its program
-    passed, so that a failing one costs nothing here. Afterwards the real engine binds and runs: a step of known sizes
-    costs nothing more, and one with open rows costs a look-up in `tried`.
+    The limited process opens all graphs at once. This process opens a graph only after a combination of its program has
+    passed, so a graph that fails costs nothing here. Afterwards the real engine binds and runs: a step of known sizes
+    costs nothing more, and a step with open rows costs a look-up in `tried`.
 
     Args:
         lean, forms: see `txl_runtime.load`.
-        bounds: bounds of the trial; True for the defaults.
-        opener: function that opens programs in this process.
+        bounds: limits of the trial; True for the defaults.
+        opener: a function that opens programs in this process.
 
     Attributes:
-        opened, tried: answers of the trial, to opening and by combination.
+        opened: the trial's answer to the request that opens the programs.
+        tried: the trial's answer for each combination.
         opener: the argument.
 
     Raises:
-        UsageError: `bounds` is of a wrong type.
-        BundleError: the programs declare more bytes than the bounds, or the trial ended while it opened them.
+        UsageError: `bounds` has a wrong type.
+        BundleError: the programs declare more bytes than the limit, or the trial ended while it opened them.
         BackendError: the engine is not installed or cannot run the bundle.
     """
 
@@ -100,7 +103,7 @@ class Tried(Engine):
             engine.release_pages()
 
     def _engine(self, program: Program) -> Engine:
-        """Return the engine of the program's graph, opening it in this process once."""
+        """Return the engine that opened the program's graph in this process, opening it at the first call."""
         if program.file not in self._engines:
             with self._lock:
                 if program.file not in self._engines:
@@ -111,10 +114,10 @@ class Tried(Engine):
         return self._engines[program.file]
 
     def _try(self, program: Program, inputs: Arrays, outputs: Arrays | None) -> None:
-        """Run a combination in the bounded process, if it is new.
+        """Run a combination in the limited process, if it is new.
 
         Raises:
-            BundleError: the trial ended, or the engine refused it.
+            BundleError: the trial ended, or the engine refused the combination.
         """
         if (key := key_of(program, inputs, outputs)) not in self.tried:
             taken = {name: self._tensor(name, array) for name, array in inputs.items()}
@@ -147,9 +150,9 @@ class Tried(Engine):
         return answer
 
     def _check_declared(self) -> None:
-        """Raise BundleError for declared inputs and outputs that are too large, before this process allocates them.
+        """Raise BundleError if declared inputs and outputs are too large, before this process allocates them.
 
-        They include every state that begins with rows.
+        States that have rows from the beginning are among them.
         """
         manifest, most = self._bundle.manifest, self._bounds.memory
         for program in self._programs:
@@ -162,7 +165,9 @@ class Tried(Engine):
         return BundleError(f"{path}: was replaced since its trial began, expected the same bundle; load it again")
 
     def _refused(self, found: str) -> BundleError:
-        """Return the error; it advises larger bounds if one was reached, e.g. for "Failed to allocate memory"."""
+        """Return a BundleError; if a limit was reached, e.g. "Failed to allocate memory", its advice is to raise the
+        limits.
+        """
         b = self._bounds
         if any(word in found for word in ("took more", "needed more", "declares", "allocat")):
             most = f"{b.memory} bytes, {b.processor_seconds} s of processor time, {b.seconds:g} s"
@@ -176,12 +181,12 @@ class Tried(Engine):
 
 
 def key_of(program: Program, inputs: Arrays, outputs: Arrays | None) -> Key:
-    """Return the key of a program with its arrays."""
+    """Return the key of a program together with the shapes of its arrays."""
     return program.name, tuple((name, array.shape) for name, array in [*inputs.items(), *(outputs or {}).items()])
 
 
 def default_bounds(manifest: Manifest) -> Bounds:
-    """Return the bounds of `load(trial=True)`."""
+    """Return the limits that `load(trial=True)` uses."""
     return Bounds(MEMORY + EACH * manifest.weight_bytes)
 
 
@@ -190,6 +195,6 @@ def _zeros(array: Array) -> Tensor:
 
 
 def _bytes(spec: TensorSpec) -> int:
-    """Return the bytes of a tensor, with open rows counted as 1."""
+    """Return the number of bytes of a tensor, counting an open number of rows as 1."""
     sizes = (size for size in spec.shape if size != "rows")
     return math.prod(map(int, sizes)) * np.dtype(spec.dtype).itemsize

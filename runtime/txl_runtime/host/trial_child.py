@@ -1,6 +1,6 @@
-"""The child's side of a trial: the program of `sandbox.process.Bounded` that `trial.Tried` asks.
+"""The child process of a trial, which `sandbox.process.Bounded` starts and `trial.TrialEngine` asks.
 
-It opens a bundle's programs with the same engine as its starter, with one thread, and runs combinations of sizes on
+It opens a bundle's programs with the same engine as its parent, but on one thread. It runs combinations of sizes on
 zeros and on the states' first values. The check of graphs guarantees that sizes follow from shapes and constants alone,
 so zeros take the same memory as any other numbers.
 """
@@ -28,7 +28,7 @@ from txl_runtime.types import Array
 
 
 class Tensor(Struct, frozen=True):
-    """An array to allocate; zeros without data."""
+    """An array to allocate; without data it is zero."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -36,7 +36,9 @@ class Tensor(Struct, frozen=True):
 
 
 class Opening(Struct, frozen=True, tag=True):
-    """The first request: the bundle's folder, the names of programs to open, and `lean` and `forms` of `load`."""
+    """The first request: a bundle's folder, the names of the programs to open, and the options `lean` and `forms` of
+    `load`.
+    """
 
     path: str
     programs: tuple[str, ...]
@@ -45,7 +47,7 @@ class Opening(Struct, frozen=True, tag=True):
 
 
 class Combination(Struct, frozen=True, tag=True):
-    """A program with arrays to run it on; outputs are None if the program leaves their sizes open."""
+    """A request to run a program on arrays; `outputs` is None if the program leaves the sizes of outputs open."""
 
     program: str
     inputs: dict[str, Tensor]
@@ -53,15 +55,15 @@ class Combination(Struct, frozen=True, tag=True):
 
 
 class Answer(Struct, frozen=True):
-    """The outcome of a request.
+    """The answer to a request.
 
     Attributes:
         kind, error: the class of the error and its message; "" without an error.
         manifest: `digest` of the opened bundle's manifest.
-        description, least_rows: attributes of the engine that opened it.
-        memory: peak memory of this process so far, in bytes; 0 except on Linux.
-        seconds: processor time of the request.
-        returned: types and shapes of a program's outputs, if the request had none.
+        description, least_rows: attributes of the engine that opened the bundle.
+        memory: peak memory of this process so far, in bytes; 0 on systems other than Linux.
+        seconds: processor time that the request took, in seconds.
+        returned: types and shapes of the program's outputs, if the request gave no arrays for them.
     """
 
     kind: Literal["", "BundleError", "BackendError"] = ""
@@ -75,21 +77,24 @@ class Answer(Struct, frozen=True):
 
 
 Request: TypeAlias = Opening | Combination
+"""A request from the parent process."""
 OLDEST = (1, 25)
-"""First safe ONNX Runtime: before it, a reflecting `Pad` wider than its input returns memory outside the model's."""
+"""The first safe version of ONNX Runtime: in older ones, a reflecting `Pad` wider than its input returns foreign
+memory.
+"""
 OPENED: dict[str, tuple[Bundle, OnnxRuntimeCpu]] = {}
 """The bundle and engine of this process, under the key ""."""
 STARTS: dict[str, Array] = {}
-"""First values of its states, by the inputs that read them."""
+"""First values of the states, by the names of the inputs that read them."""
 
 
 def digest(manifest: Manifest) -> str:
-    """Return a SHA-256 of a manifest's content, which includes the hashes of all files."""
+    """Return a SHA-256 of a manifest's content; this includes the hashes of all files."""
     return hashlib.sha256(msgspec.json.encode(manifest)).hexdigest()
 
 
 def answer(request: bytes) -> bytes:
-    """Answer one request; the bytes are MessagePack of a `Request`, the result of an `Answer`."""
+    """Answer one request: the argument is a `Request`, the result an `Answer`, both encoded as MessagePack."""
     asked = msgspec.msgpack.decode(request, type=Request)
     begun = time.process_time()
     try:
@@ -97,7 +102,7 @@ def answer(request: bytes) -> bytes:
     except (BackendError, BundleError) as error:
         found = Answer("BackendError" if isinstance(error, BackendError) else "BundleError", str(error))
     except MemoryError:
-        raise  # ends the process, and the starter reports it
+        raise  # this ends the process, and the parent reports it
     except Exception as error:  # ONNX Runtime and NumPy have their own classes of errors
         found = Answer("BundleError", one_line(error))
     spent = msgspec.structs.replace(found, memory=_peak(), seconds=time.process_time() - begun)
@@ -135,7 +140,7 @@ def _array(name: str, tensor: Tensor) -> Array:
     if tensor.data:
         return np.frombuffer(tensor.data, tensor.dtype).reshape(tensor.shape)
     array = np.zeros(tensor.shape, tensor.dtype)
-    with contextlib.suppress(ValueError):  # a state that has grown has not the shape of its first value
+    with contextlib.suppress(ValueError):  # a state that has grown does not have its first value's shape
         np.copyto(array, STARTS.get(name, array), casting="unsafe")
     return array
 
@@ -143,5 +148,6 @@ def _array(name: str, tensor: Tensor) -> Array:
 def _peak() -> int:
     if sys.platform != "linux":
         return 0
-    lines = Path("/proc/self/status").read_text().splitlines()  # getrusage would include the memory before exec
+    # getrusage would include the memory of the process before exec
+    lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))

@@ -1,1 +1,1 @@
-"""A separate process with bounds of memory and time, in which strangers' files are read and run."""
+"""A separate process with limits of memory and time, in which files from strangers are read and run."""

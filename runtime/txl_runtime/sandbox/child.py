@@ -1,10 +1,10 @@
-"""The child's side of a bounded process: `python child.py PROGRAM MEMORY SECONDS`, as `process.Bounded` starts it.
+"""The child process that `process.Bounded` starts as `python child.py PROGRAM MEMORY SECONDS`.
 
-PROGRAM is a file of Python with a function `answer(request: bytes) -> bytes`. This module and PROGRAM are run as files,
-so that only the packages that PROGRAM imports are loaded: Python's own library alone takes 30 ms.
+PROGRAM is a Python file with a function `answer(request: bytes) -> bytes`. This module and PROGRAM are run as files, so
+that only the packages that PROGRAM imports are loaded: Python's own library alone takes 30 ms.
 
-A frame is 8 bytes of length n, little-endian, and n bytes. A request is a frame on stdin, its answer a frame on stdout.
-The process ends when stdin does.
+A frame is a length n in 8 bytes, little-endian, followed by n bytes. A request is a frame on stdin, its answer a frame
+on stdout. The process ends when stdin is closed.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from collections.abc import Callable
 from typing import IO, Any
 
 LENGTH = struct.Struct("<Q")
-"""Format of the length at the beginning of a frame."""
+"""Format of the length at the beginning of a frame: 8 bytes, little-endian."""
 NO_MEMORY = 77
-"""The exit code after a MemoryError."""
+"""The exit code of the child after a MemoryError."""
 
 
 def read_frame(file: IO[bytes], most: int) -> bytes:
     """Read the next frame and return its content.
 
     Raises:
-        EOFError: the other side closed the pipe.
-        ValueError: the frame has more than `most` bytes, of which none are read; the message is its size.
+        EOFError: the process at the other end closed the pipe.
+        ValueError: the frame has more than `most` bytes; its content is not read, and the message is its size.
     """
     head = file.read(LENGTH.size)
     if len(head) < LENGTH.size:
@@ -48,7 +48,7 @@ def write_frame(file: IO[bytes], data: bytes) -> None:
     """Write a frame.
 
     Raises:
-        OSError: the other side closed the pipe.
+        OSError: the process at the other end closed the pipe.
     """
     file.write(LENGTH.pack(len(data)))
     file.write(data)
@@ -60,14 +60,15 @@ def main(program: str, memory: str, seconds: str) -> None:
 
     Args:
         program: path of the file with `answer`.
-        memory: bytes of address space beyond those in use after `program` was loaded.
-        seconds: processor time for each request.
+        memory: allowed bytes of address space beyond those in use after `program` was loaded.
+        seconds: allowed processor time for each request, in seconds.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C here, too; the starter ends this process
+    # a terminal sends Ctrl-C to this process as well, but the parent ends it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.path[:] = [place for place in sys.path if place != os.path.dirname(__file__)]  # noqa: PTH120 - 20 ms less
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDWR)
-    for number in range(3):  # ONNX Runtime's native code may print, and stdout would take its lines for frames
+    for number in range(3):  # ONNX Runtime's native code may print, and the parent would read its lines as frames
         os.dup2(nothing, number)
     waiting: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(requests, waiting), daemon=True).start()
@@ -82,11 +83,11 @@ def main(program: str, memory: str, seconds: str) -> None:
     except MemoryError:
         code = NO_MEMORY
     finally:
-        os._exit(code)  # an orderly exit would wait for the reading thread
+        os._exit(code)  # an orderly exit would wait for the thread that reads stdin
 
 
 def _read(file: IO[bytes], waiting: queue.SimpleQueue[bytes]) -> None:
-    """Pass requests on, and end the process when stdin ends, even in the middle of a request."""
+    """Pass requests on; end the process when stdin is closed, even in the middle of a request."""
     try:
         while True:
             waiting.put(read_frame(file, sys.maxsize))
@@ -96,7 +97,7 @@ def _read(file: IO[bytes], waiting: queue.SimpleQueue[bytes]) -> None:
 
 def _loaded(program: str) -> Callable[[bytes], bytes]:
     module: Any = type(sys)("bounded")
-    sys.modules["bounded"] = module  # msgspec and dataclasses look up a class's annotations there
+    sys.modules["bounded"] = module  # msgspec and dataclasses look up the annotations of classes there
     with open(program, "rb") as file:  # noqa: PTH123 - as above
         exec(compile(file.read(), program, "exec", dont_inherit=True), vars(module))  # noqa: S102 - the project's own
     found: Callable[[bytes], bytes] = module.answer
@@ -104,8 +105,8 @@ def _loaded(program: str) -> Callable[[bytes], bytes]:
 
 
 def _bound_memory(memory: int) -> None:
-    """Allow `memory` bytes of address space beyond those in use, and no core file."""
-    if sys.platform == "linux":  # other systems cannot limit address space, or count more in it than memory
+    """Allow `memory` bytes of address space beyond those now in use, and no core file."""
+    if sys.platform == "linux":  # other systems cannot limit address space, or count more than memory in it
         import resource
 
         with open("/proc/self/statm", "rb") as file:  # noqa: PTH123 - as above
@@ -115,7 +116,7 @@ def _bound_memory(memory: int) -> None:
 
 
 def _bound_time(seconds: int) -> None:
-    """Allow `seconds` of processor time from now on; then SIGXCPU ends the process."""
+    """Allow `seconds` of processor time from now on; the signal SIGXCPU then ends the process."""
     if sys.platform == "linux":
         import resource
 

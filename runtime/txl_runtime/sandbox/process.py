@@ -1,4 +1,4 @@
-"""A bounded process: it answers requests over pipes within limits of memory and time, and may crash alone."""
+"""A process with limits of memory and time, which answers requests over pipes; if it crashes, its parent goes on."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Bounds(Struct, frozen=True):
     """Limits of a bounded process.
 
     Attributes:
-        memory: bytes beyond those that the process has before its first request; enforced only on Linux.
-        processor_seconds: processor time of one request, whole seconds; enforced only on Linux.
+        memory: bytes beyond those that the process uses before its first request; enforced only on Linux.
+        processor_seconds: processor time of one request, in whole seconds; enforced only on Linux.
         seconds: wall-clock time of one request.
 
     Raises:
@@ -43,18 +43,20 @@ class Bounds(Struct, frozen=True):
 
 
 class EndedError(Exception):
-    """The process ended and answers no more requests. The message is its end, e.g. "took more than 300 s"."""
+    """The process has ended and answers no more requests. The message says how it ended, e.g. "took more
+    than 300 s".
+    """
 
 
 class Bounded:
-    """A process that runs the function `answer` of a Python file; threads take turns.
+    """A process that runs the function `answer` of a Python file. Threads of the caller take turns.
 
-    It ends with the `with` block, with `close`, when this object is collected, and with the process that made it.
+    It ends with the `with` block, by `close`, when this object is garbage-collected, and with the process that made it.
 
     Args:
         program: path of the file. Packages that it imports are loaded before memory is counted.
         bounds: limits of each request.
-        most: most bytes of an answer.
+        most: maximum number of bytes of an answer.
     """
 
     def __init__(self, program: str | Path, bounds: Bounds, most: int = 2**28) -> None:
@@ -89,8 +91,8 @@ class Bounded:
         """Send a request and return the answer.
 
         Args:
-            request: argument of `answer`.
-            seconds: wall-clock limit; None for that of the bounds.
+            request: the argument for `answer`.
+            seconds: wall-clock limit; None for the one in `bounds`.
 
         Raises:
             EndedError: the process died, took too long, or its answer is too long.
@@ -99,7 +101,7 @@ class Bounded:
         with self._lock:
             if self._ended:
                 raise EndedError(self._ended)
-            timer = threading.Timer(within, self._late, (within,))  # not select: on Windows it does not take pipes
+            timer = threading.Timer(within, self._late, (within,))  # not select, which on Windows does not accept pipes
             timer.daemon = True
             timer.start()
             try:
@@ -110,7 +112,7 @@ class Bounded:
             except ValueError as size:
                 self._ended = f"answered {size} bytes, expected at most {self._most}"
                 raise EndedError(self._ended) from None
-            except BaseException:  # after an interrupt, the next answer read would be this request's
+            except BaseException:  # after an interrupt, the next answer read would belong to this request
                 self._ended = "was interrupted"
                 raise
             finally:
@@ -123,7 +125,7 @@ class Bounded:
         self._process.kill()
 
     def _died(self) -> str:
-        self._process.kill()  # it may have closed its pipe and still run
+        self._process.kill()  # the process may have closed its pipe without ending
         code = self._process.wait()
         if not self._ended:
             signal = signal_of(code)
@@ -140,5 +142,5 @@ def _end(process: subprocess.Popen[bytes], *pipes: IO[bytes]) -> None:
     process.kill()
     process.wait()
     for pipe in pipes:
-        with contextlib.suppress(OSError):  # close flushes a request that the dead process did not read
+        with contextlib.suppress(OSError):  # close flushes a request that the ended process did not read
             pipe.close()

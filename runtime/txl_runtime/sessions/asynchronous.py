@@ -1,7 +1,7 @@
-"""`AsyncSessions`: sessions for asyncio. The core runs in one thread, and readers wait in their event loop.
+"""`AsyncSessions`: sessions for asyncio. One thread runs the core, and readers wait for events in their event loop.
 
 `save_beside` makes a checkpoint while sessions run: the core copies states between rounds, and a second thread writes
-them.
+the copies to disk.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 UNREAD = 64
-"""Number of unread events at which a request pauses."""
+"""Number of unread events at which a request pauses until its reader catches up."""
 SOONEST, LATEST = 0.001, 3600.0
-"""Shortest and longest wait for a deadline, in seconds: 0 would spin, and a lock refuses very long waits."""
+"""Shortest and longest time to wait for a deadline, in seconds: 0 would spin, and a lock refuses very long waits."""
 
 
 class Handle:
     """A reader's handle of an accepted request. It belongs to one event loop.
 
     Attributes:
-        session: the name of its session; "" for an unnamed one, which ends with the request.
+        session: the name of the request's session; "" for an unnamed session, which ends with the request.
         ticket: the core's ticket; any thread may read its `done` and `error`.
     """
 
@@ -54,7 +54,8 @@ class Handle:
                 self._came.clear()
                 self.told = False
                 events = self.ticket.events()
-                if self.ticket.paused_at(len(events)):  # count what was read: the thread may have added events since
+                # count the events that were read: the thread may have added more since
+                if self.ticket.paused_at(len(events)):
                     self._front.nudge()
                 if events:
                     yield events
@@ -64,25 +65,25 @@ class Handle:
             self.cancel()
 
     def cancel(self) -> None:
-        """End the request with reason "cancelled", before the next round; do nothing if it has ended."""
+        """End the request before the next round, with reason "cancelled"; do nothing if the request has ended."""
         if not self.ticket.done:
             self._front.post(lambda _: self.ticket.cancel())
 
     def wake(self) -> None:
-        """Wake the reader for new events; called in its event loop."""
+        """Wake the reader because there are new events; the reader's event loop calls this."""
         self._came.set()
 
 
 class AsyncSessions:
     """Sessions for the tasks of one event loop.
 
-    Only a thread of its own calls the core, so nothing here blocks the event loop. The thread sleeps while there is
-    nothing to do. A request whose reader falls behind pauses, and its row is given to other sessions.
+    A separate thread calls the core, so no method here blocks the event loop. The thread sleeps while no request can
+    run. A request whose reader falls behind pauses, and its row is given to other sessions.
 
-    Leaving the context ends all unfinished requests with reason "closed". The caller may go on using the core.
+    Leaving the context ends all unfinished requests with reason "closed". The caller may then use the core directly.
 
     Args:
-        sessions: the core; nobody else may call it in the meantime.
+        sessions: the core; nobody else may call it while the context is open.
         unread: number of unread events at which a request pauses.
     """
 
@@ -121,12 +122,12 @@ class AsyncSessions:
         Args:
             request: the request.
             session: name of the session; None for an unnamed one.
-            before: a function that the core's thread calls with the sessions right before `submit`, with no round in
-                between; if it raises, the request is refused with that error.
+            before: a function that the core's thread calls with the sessions right before it submits the request; if
+                the function raises, the request is refused with that error.
 
         Raises:
             UsageError: the request does not fit the model or the limits.
-            ClosedError: the thread has ended, or has not begun.
+            ClosedError: the thread has ended, or the context was not entered.
             Busy: a limit is reached; try again later.
         """
         future = self.post(lambda sessions: self._take_in(sessions, request, session, before))
@@ -153,15 +154,17 @@ class AsyncSessions:
             handle.cancel()
 
     async def call(self, function: Callable[[Sessions], T]) -> T:
-        """Let the core's thread call a function with the sessions, between two rounds, and return its result.
+        """Let the core's thread call `function(sessions)` between two rounds, and return the result.
 
         Raises:
-            ClosedError: the thread has ended, or has not begun.
+            ClosedError: the thread has ended, or the context was not entered.
         """
         return await asyncio.wrap_future(self.post(function))
 
     async def ended(self) -> None:
-        """Wait until the thread has ended: the context was left, or the thread failed, which is final."""
+        """Wait until the thread has ended, either because the context was left or because the thread failed. It never
+        starts again.
+        """
         assert self._thread is not None
         await asyncio.to_thread(self._thread.join)
 
@@ -174,7 +177,7 @@ class AsyncSessions:
     # --- for handles and the thread ---------------------------------------------------------------------------------
 
     def post(self, function: Callable[[Sessions], T]) -> Future[T]:
-        """Let the thread call a function between two rounds; the future raises `ClosedError` if there is no thread."""
+        """Let the thread call a function between two rounds; if no thread runs, the future raises `ClosedError`."""
         future: Future[T] = Future()
         with self._lock:
             if self._thread is None or self._closed:
@@ -185,13 +188,13 @@ class AsyncSessions:
         return future
 
     def nudge(self) -> None:
-        """Wake the thread, because a paused request may go on."""
+        """Wake the thread, because a reader has caught up and its paused request may go on."""
         with self._lock:
             self._nudged = True
             self._lock.notify()
 
     def _work(self) -> None:
-        """Run rounds and posted functions until the context is left; the thread's function."""
+        """Run rounds and posted functions until the context is left. This is the thread's main function."""
         try:
             resting = False
             while True:
@@ -229,7 +232,7 @@ class AsyncSessions:
         """Wake the readers whose requests have events, in one call into their event loop.
 
         Args:
-            over: whether the thread ends, so that waiting `drain` calls return even if requests are unfinished.
+            over: True when the thread ends: waiting `drain` calls then return even if requests are unfinished.
         """
         waiting = [handle for handle in self._handles if not handle.told and handle.ticket.unread]
         for handle in waiting:
@@ -247,19 +250,19 @@ class AsyncSessions:
         assert self._loop is not None
         try:
             self._loop.call_soon_threadsafe(function)
-        except RuntimeError:  # the event loop was closed without leaving the front
+        except RuntimeError:  # the event loop was closed while the context was still open
             with self._lock:
                 self._closing = True
 
     def _fail(self, error: BaseException) -> None:
-        """End all requests with the error that ended the thread."""
+        """End all requests with an error that names the exception that ended the thread."""
         said = TxlError(f"the thread of the sessions failed ({type(error).__name__}: {one_line(error)}); restart it")
         for handle in self._handles:
             if not handle.ticket.done:
                 handle.ticket.end("error", 0, said)
 
     def _finish(self) -> None:
-        """End all unfinished requests, and give posted functions that were not called a `ClosedError`."""
+        """End all unfinished requests, and answer posted functions that were never called with `ClosedError`."""
         try:
             self._sessions.end_requests()
         finally:
@@ -272,10 +275,10 @@ class AsyncSessions:
 
 
 async def save_beside(front: AsyncSessions, checkpoint: Checkpoint) -> int:
-    """Save all sessions while they run: a round waits at most for the copy of one state.
+    """Save all sessions while they run; a round is delayed at most by the copy of one state.
 
-    If the task is cancelled, the save ends at the next session and the folder keeps its previous checkpoint. The task
-    ends only after that, so that a next save can begin.
+    If the task is cancelled, the save stops at the next session and the folder keeps its previous checkpoint. The task
+    ends only when the save has stopped, so a new save can begin at once.
 
     Returns:
         The number of states that were written.
@@ -292,7 +295,7 @@ async def save_beside(front: AsyncSessions, checkpoint: Checkpoint) -> int:
                     return 0
                 try:
                     state = front.post(partial(Sessions.take, name=name)).result()
-                except TxlError:  # the session was closed since, or its state is lost
+                except TxlError:  # the session was closed after the list was made, or its state is lost
                     continue
                 saving.add(name, state)
             return saving.finish()
@@ -312,7 +315,7 @@ def _wake(handles: Sequence[Handle]) -> None:
 
 
 def _answer(future: Future[Any], function: Callable[[Sessions], Any], sessions: Sessions) -> None:
-    """Call a function and put its result or error into the future."""
+    """Call a function with the sessions, and put its result or exception into the future."""
     if not future.set_running_or_notify_cancel():
         return
     try:
@@ -322,6 +325,6 @@ def _answer(future: Future[Any], function: Callable[[Sessions], Any], sessions: 
 
 
 def _give_up(future: Future[Handle]) -> None:
-    """Cancel a request that was accepted after its task had been cancelled."""
+    """Cancel a request that the thread accepted after the task that submitted it was cancelled."""
     if not future.cancelled() and future.exception() is None:
         future.result().cancel()

@@ -1,4 +1,6 @@
-"""The register of sessions and their requests: names, unfinished requests, deadlines, and limits."""
+"""The register of sessions and their requests: it keeps names, unfinished requests and deadlines, and
+enforces limits.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,9 @@ class Book:
     Attributes:
         named: sessions that outlive their requests, by name.
         active: sessions that have requests, in the order in which they came.
-        recent: names in the order of their last use.
+        recent: names of sessions in the order of their last use.
         unfinished: number of requests that have not ended.
-        numbers: a counter; its numbers are versions, which never repeat.
+        numbers: an endless counter, the source of versions, which therefore never repeat.
     """
 
     def __init__(
@@ -38,11 +40,12 @@ class Book:
         self.active: dict[Session, None] = {}
         self.recent, self.numbers = Recent(clock), itertools.count(1)
         self.unfinished = self._input_bytes = 0
-        self._deadlines: list[tuple[float, int, ref[Job]]] = []  # weak, so that an ended request is freed early
+        # weak references, so that ended requests are freed early
+        self._deadlines: list[tuple[float, int, ref[Job]]] = []
         self._pace, self._ended = 1.0, clock()
 
     def find(self, name: object) -> Session:
-        """Return the session of a name.
+        """Return the session that has a name.
 
         Raises:
             UsageError: no session has this name.
@@ -53,14 +56,14 @@ class Book:
         return session
 
     def open(self, name: str) -> Session:
-        """Return a new session, named or, for "", unnamed.
+        """Return a new session; the name "" makes a session that ends with its request.
 
         Raises:
             Busy: the limit of named sessions, or of their bytes, is reached.
         """
         number = next(self.numbers)
         if not name:
-            return Session(f"{number:0>{LONGEST_NAME + 1}}", "")  # a key longer than any name cannot equal one
+            return Session(f"{number:0>{LONGEST_NAME + 1}}", "")  # longer than any allowed name, so it equals no name
         if self.room() < 1 or len(self.named) >= self._capacity():
             self._counters.busy += 1
             oldest = next(iter(self.recent), None)
@@ -86,16 +89,18 @@ class Book:
             )
         told = None
         if self.unfinished >= len(self._rows.owners) + limits.waiting:
-            told = f"{self.unfinished} requests are unfinished"
+            most = f"{len(self._rows.owners)} rows and Limits.waiting {limits.waiting}"
+            told = f"{self.unfinished} requests are unfinished, expected fewer than {most}"
         elif self._input_bytes + work.nbytes > limits.input_bytes:
-            told = f"the inputs of unfinished requests have {self._input_bytes} bytes"
+            most = f"Limits.input_bytes {limits.input_bytes}"
+            told = f"the inputs of unfinished requests have {self._input_bytes} bytes, expected fewer beside {most}"
         if told is not None:
             self._counters.busy += 1
-            half = self._pace * self.unfinished / 2  # seconds until about half of the requests have ended
-            raise Busy(f"{told}, expected fewer; come back later", min(60.0, max(1.0, half)))
+            half = self._pace * self.unfinished / 2  # estimated seconds until half of the requests have ended
+            raise Busy(f"{told}; come back later", min(60.0, max(1.0, half)))
 
     def add(self, job: Job) -> None:
-        """Add a request after those that its session has."""
+        """Add a request to its session, behind the session's earlier requests."""
         session = job.session
         if not session.jobs:
             self.active[session], session.served = None, self._counters.rounds
@@ -103,7 +108,8 @@ class Book:
         if session.name:
             self.recent.touch(session.name)
         if job.work.seconds is not None:
-            if len(self._deadlines) > 2 * self.unfinished + 64:  # many requests ended long before their deadline
+            # most entries are of requests that ended before their deadline: drop those
+            if len(self._deadlines) > 2 * self.unfinished + 64:
                 self._deadlines = [entry for entry in self._deadlines if _unfinished(entry[2]) is not None]
                 heapq.heapify(self._deadlines)
             heapq.heappush(self._deadlines, (self._clock() + job.work.seconds, next(self.numbers), ref(job)))
@@ -112,7 +118,7 @@ class Book:
         self._counters.requests += 1
 
     def end(self, job: Job, reason: Reason, error: TxlError | None = None) -> None:
-        """End a request; do nothing if it has ended."""
+        """End a request with a reason; do nothing if it has already ended."""
         if job.ticket.done:
             return
         session = job.session
@@ -149,10 +155,11 @@ class Book:
                 self.end(job, "closed")
 
     def drop(self, session: Session, reason: Reason, error: TxlError | None = None) -> None:
-        """End a session with all of its requests."""
+        """End a session and all its requests, for one reason."""
         for job in list(session.jobs):
             self.end(job, reason, error)
-        if reason == "error" and session.name and session.row is not None:  # without a row, the store counts the loss
+        # if it has no row, the store counts the loss
+        if reason == "error" and session.name and session.row is not None:
             self._counters.broken += 1
         self._forget(session)
         self.recent.forget(session.name)
@@ -172,7 +179,7 @@ class Book:
         return closed
 
     def due(self) -> float | None:
-        """Return the seconds until the next deadline of a request or expiry of a session; None for never."""
+        """Return the seconds until the next deadline of a request or expiry of a session; None if there is neither."""
         times = [self._deadlines[0][0] - self._clock()] if self._deadlines else []
         oldest = next(iter(self.recent), None)
         if oldest is not None:
@@ -180,10 +187,10 @@ class Book:
         return max(0.0, min(times)) if times else None
 
     def room(self) -> int:
-        """Return the number of further sessions that may begin.
+        """Return the number of sessions that may still begin.
 
-        Every session has to find room when it is parked. Unnamed sessions that pause for a slow reader do not count
-        here, since they would keep all others waiting; `Limits.waiting` bounds them.
+        There must be room to park every session. Unnamed sessions that pause because of a slow reader are not counted,
+        because they would keep all others waiting; `Limits.waiting` limits their number.
         """
         begun = (s for s in self.active if not s.name and (s.row is not None or not s.fresh))
         strangers = sum(not session.jobs[0].ticket.waits for session in begun)
@@ -199,6 +206,6 @@ class Book:
 
 
 def _unfinished(held: ref[Job]) -> Job | None:
-    """Return the request of a weak reference; None if it has ended."""
+    """Return the request behind a weak reference; None if the request has ended."""
     job = held()
     return None if job is None or job.ticket.done else job

@@ -1,14 +1,14 @@
 """Checkpoints: all sessions of a server in a folder, from which a restart continues even after a crash.
 
-    sessions.lock       held while a server has the folder; a lock ends with its process
-    sessions.json       the index: names, and the file of each with its size and SHA-256. It is replaced last
+    sessions.lock       locked while a server uses the folder; the system unlocks it when the process ends
+    sessions.json       the index: each session's name, file, size and SHA-256; replaced last in a save
     <number>.session    one session's state, written once; the number is random
 
 A file is on the disk before an index names it, and is removed only after an index without it is on the disk. So every
 file in an index is whole, and files that no index names are left over from a killed server.
 
-Sessions are independent of one another, so their states may be of different moments: they are copied one by one between
-rounds, which delays a round by one copy at most, and a second thread writes them.
+Sessions are independent of one another, so their states may be copied at different moments: one by one, between rounds.
+This delays a round by one copy at most. A second thread writes the copies.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Annotated, Protocol
 import msgspec
 from msgspec import Meta, Struct
 
-from txl_runtime.bundle.writing import PARTIAL, sync_folder, write_whole
+from txl_runtime.bundle.writing import PARTIAL, write_whole
 from txl_runtime.errors import TxlError, UsageError, brief
 from txl_runtime.sessions.folders import (
     PRIVATE_FILE,
@@ -37,17 +37,20 @@ from txl_runtime.sessions.folders import (
 )
 from txl_runtime.sessions.state import SessionState, check_name
 from txl_runtime.streaming.checks import check_path
+from txl_runtime.system import sync_folder
 
 FORMAT = "txl-deploy.sessions/1"
+"""Value of the field `format` in the index."""
 INDEX = "sessions.json"
+"""File name of the index."""
 FILE = r"^[0-9a-f]{32}\.session\Z"
-"""Pattern of the names of sessions' files: a random number, which reveals nothing about the session."""
+"""Regular expression of a session file's name: a random number, so that the name reveals nothing about the session."""
 MOST = 2**28
-"""Most bytes of an index, 256 MiB: half a million sessions."""
+"""Maximum size of an index in bytes, 256 MiB: enough for half a million sessions."""
 
 
 class _Entry(Struct, frozen=True, forbid_unknown_fields=True):
-    """A session's entry in the index: its file, with size and hash."""
+    """A session's entry in the index: its name, file, size in bytes and hash."""
 
     name: str
     file: Annotated[str, Meta(pattern=FILE)]
@@ -67,20 +70,20 @@ class LostSessionError(TxlError):
     """The saved state of one session is damaged or missing."""
 
 
-class Kept(Protocol):
+class SessionVersions(Protocol):
     """The methods of `Sessions` that a checkpoint calls."""
 
     def versions(self) -> Mapping[str, int]:
-        """Return a version for each named session, the least recently used first.
+        """Return the version number of each named session, the least recently used session first.
 
-        A version changes whenever the session's state does, and never repeats.
+        A version changes whenever the session's state changes, and never repeats.
         """
 
     def take(self, name: str) -> SessionState:
         """Return a copy of a session's state."""
 
     def put(self, name: str, state: SessionState) -> None:
-        """Begin a session with a state."""
+        """Begin a session that has this state."""
 
 
 class Checkpoint:
@@ -88,7 +91,7 @@ class Checkpoint:
 
     Args:
         folder: path of the folder, which is made if it does not exist.
-        model_id: the manifest's, of the server's bundle.
+        model_id: the model id in the manifest of the server's bundle.
 
     Raises:
         UsageError: a second server uses the folder, its sessions are of a different model, or the index is damaged.
@@ -98,7 +101,7 @@ class Checkpoint:
     def __init__(self, folder: str | Path, model_id: str) -> None:
         self.folder, self._model_id = check_path(folder), model_id
         self._lock = Lock(self.folder)
-        self._perhaps = set[str]()  # files of an index whose write raised an error, yet which may be in place
+        self._perhaps = set[str]()  # files of an index whose write failed, but which may have replaced the old index
         try:
             self._entries = {entry.name: entry for entry in self._read_index()}
             self._remove_left_over()
@@ -106,7 +109,8 @@ class Checkpoint:
             self._lock.release()
             raise
         self._versions: dict[str, int] = {}
-        self._saving = self._stale = False  # stale: others removed the index or a file, so it has to be written again
+        # stale: somebody removed the index or a file, so the index must be written again
+        self._saving = self._stale = False
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -123,8 +127,8 @@ class Checkpoint:
         """Return the saved state of a session.
 
         Raises:
-            LostSessionError: its file is damaged or missing.
-            TxlError: its file cannot be read now, but may be whole.
+            LostSessionError: the session's file is damaged or missing.
+            TxlError: the file cannot be read at the moment, but may be whole.
         """
         entry = self._entries[name]
         path = self.folder / entry.file
@@ -143,15 +147,15 @@ class Checkpoint:
         except ValueError as error:
             raise LostSessionError(f"session {brief(name)!r} is lost: {path} {error}; begin it again") from None
 
-    def restore(self, sessions: Kept) -> dict[str, LostSessionError]:
+    def restore(self, sessions: SessionVersions) -> dict[str, LostSessionError]:
         """Begin every saved session.
 
         Args:
-            sessions: an object without sessions.
+            sessions: a `Sessions` that holds no session yet.
 
         Returns:
-            Errors by name, of sessions whose files are damaged or missing. All others are restored. The next save
-            drops the lost ones.
+            An error for each session whose file is damaged or missing, by name. All other sessions are restored. The
+            next save drops the lost ones.
 
         Raises:
             TxlError: a state does not fit the bundle or cannot be read, or the limits are too small. The folder stays
@@ -173,7 +177,7 @@ class Checkpoint:
         """Begin a save.
 
         Args:
-            versions: versions of all sessions to save, from `Kept.versions`.
+            versions: versions of all sessions to save, from `SessionVersions.versions`.
 
         Raises:
             UsageError: a save is running.
@@ -184,13 +188,13 @@ class Checkpoint:
         there = self._there()
         self._stale |= INDEX not in there and bool(self._entries)
         for name in [name for name, entry in self._entries.items() if entry.file not in there]:
-            del self._entries[name]  # somebody removed its file: save the session again
+            del self._entries[name]  # its file was removed: save the session again
             self._versions.pop(name, None)
             self._stale = True
         self._saving = True
         return Save(self, versions)
 
-    def save(self, sessions: Kept) -> int:
+    def save(self, sessions: SessionVersions) -> int:
         """Save all sessions, in this thread; a state that has not changed since the last save is not written again.
 
         Returns:
@@ -203,7 +207,7 @@ class Checkpoint:
             for name in save.wanted:
                 try:
                     state = sessions.take(name)
-                except TxlError:  # the state is lost: the checkpoint keeps the one saved before
+                except TxlError:  # its state is lost: the checkpoint keeps the one saved before
                     continue
                 save.add(name, state)
             return save.finish()
@@ -247,7 +251,7 @@ class Checkpoint:
         return index.sessions
 
     def _remove_left_over(self) -> None:
-        """Remove files that no index names, and partial files of an index; the lock keeps other writers away."""
+        """Remove session files that no index names, and partly written indexes; the lock keeps other writers away."""
         known = {entry.file for entry in self._entries.values()} | self._perhaps
         with contextlib.suppress(OSError):
             for path in sorted(self.folder.iterdir()):
@@ -256,7 +260,7 @@ class Checkpoint:
                     remove(path)
 
     def _put_in_place(self, entries: dict[str, _Entry], versions: dict[str, int]) -> None:
-        """Write the index of new entries, which makes them the checkpoint."""
+        """Write an index of the new entries, which makes them the checkpoint."""
         if self._stale or self._perhaps or list(entries.items()) != list(self._entries.items()):
             index = _Index(FORMAT, self._model_id, tuple(entries.values()))
             sync_folder(self.folder)
@@ -273,7 +277,7 @@ class Checkpoint:
 
 
 class Save:
-    """A checkpoint in progress. If it ends before `finish`, the files that it wrote are removed.
+    """A save in progress. If it ends before `finish`, the files that it wrote are removed.
 
     Attributes:
         wanted: names of sessions whose current state is not saved yet.
@@ -292,7 +296,7 @@ class Save:
         self.end()
 
     def add(self, name: str, state: SessionState) -> None:
-        """Write a state that was taken after `versions`; any thread may call this, one at a time.
+        """Write a session's state, taken after the `versions` of this save. Any thread may call this, one at a time.
 
         Raises:
             TxlError: the disk is full or fails.
@@ -306,16 +310,16 @@ class Save:
         self._new[name] = _Entry(name, path.name, len(data), hashlib.sha256(data).hexdigest())
 
     def finish(self) -> int:
-        """Make the added and the unchanged states the checkpoint.
+        """Make the added states and the unchanged ones the new checkpoint.
 
-        For a session that was wanted and not added, the checkpoint keeps the old state.
+        If a session in `wanted` was not added, the checkpoint keeps the session's previous state.
 
         Returns:
             The number of states that were written.
 
         Raises:
             TxlError: the disk is full or fails, and the folder keeps its previous checkpoint; or somebody removed files
-                meanwhile, which the next save writes again.
+                during the save, which the next save writes again.
         """
         checkpoint = self._checkpoint
         before = checkpoint._entries
@@ -336,19 +340,19 @@ class Save:
         return len(self._new)
 
     def end(self) -> None:
-        """End the save, removing added files that are in no checkpoint; a second call does nothing."""
+        """End the save and remove files that it added and no checkpoint names; a second call does nothing."""
         if self._checkpoint._saving:
             self._checkpoint._saving = False
             self._checkpoint._remove_left_over()
 
 
-def save_sessions(sessions: Kept, folder: str | Path, model_id: str) -> int:
+def save_sessions(sessions: SessionVersions, folder: str | Path, model_id: str) -> int:
     """Save all sessions to a folder once; see `Checkpoint.save`."""
     with Checkpoint(folder, model_id) as checkpoint:
         return checkpoint.save(sessions)
 
 
-def restore_sessions(sessions: Kept, folder: str | Path, model_id: str) -> dict[str, LostSessionError]:
+def restore_sessions(sessions: SessionVersions, folder: str | Path, model_id: str) -> dict[str, LostSessionError]:
     """Begin all sessions in a folder; see `Checkpoint.restore`."""
     with Checkpoint(folder, model_id) as checkpoint:
         return checkpoint.restore(sessions)

@@ -12,10 +12,10 @@ from txl_runtime.errors import BackendError, TxlError, UsageError, brief, one_li
 from txl_runtime.model import Model
 from txl_runtime.sessions.book import Book
 from txl_runtime.sessions.checkpoint import restore_sessions, save_sessions
-from txl_runtime.sessions.jobs import Job, Session, Ticket, Work
+from txl_runtime.sessions.jobs import Job, Part, Session, Ticket, Work
 from txl_runtime.sessions.request_checks import check_limits, check_request, check_row_count, check_whole
 from txl_runtime.sessions.requests import Counters, Limits, Request, SessionInfo
-from txl_runtime.sessions.segments import Part, Segments
+from txl_runtime.sessions.segments import Segments
 from txl_runtime.sessions.session_rows import SessionRows
 from txl_runtime.sessions.state import SessionState, check_name, largest_state
 from txl_runtime.sessions.store import Store
@@ -28,21 +28,21 @@ logger = logging.getLogger(__name__)
 class Sessions:
     """The sessions of one model. Each has its own memory, which outlives its requests if the session has a name.
 
-    One thread calls this, and works only in these calls: `submit` accepts a request, `round` runs one segment of some
-    sessions, and a ticket's `events` returns the results. If more sessions have work than the stream has rows, they
-    take turns; the state of a session without a row is parked in host memory.
+    One thread makes all calls, and nothing runs between them: `submit` accepts a request, `round` runs one segment of
+    some sessions, and a ticket's `events` returns the results. If more sessions have work than the stream has rows,
+    they take turns; the state of a session without a row is parked in host memory.
 
-    A session's results do not depend on other sessions: its tokens are cut into segments from its request's first one
-    on, it has its own random numbers, and an error in its computation ends only it.
+    A session's results do not depend on other sessions: segments are counted from its request's first token, it has its
+    own random numbers, and an error in its computation ends only this session.
 
     Args:
         model: a model whose sequences do not influence one another. In lockstep, one session is served at a time.
-        rows: number of the stream's sequences, at most the bundle's batch size; None for the most possible.
+        rows: number of the stream's sequences, at most the bundle's batch size; None for the largest possible number.
         limits: limits on sessions, requests and bytes.
         clock: a function that returns seconds and never goes back.
 
     Attributes:
-        counters: counts of rounds, tokens, requests and the like since the beginning.
+        counters: counts of rounds, tokens, requests and so on since the object was made.
         rows: number of the stream's sequences.
 
     Raises:
@@ -66,10 +66,10 @@ class Sessions:
         self._rows = SessionRows(stream, self._manifest, model.update, self._store, self.counters)
         self._segments = Segments(stream, self._manifest)
         self._cuts = Cuts(self._manifest)
-        self._leading = stream.loop.leading
+        self._leading, self._parts = stream.loop.leading, stream.loop.parts
         alone = any(entry.axes.batch is None for entry in self._manifest.interface)
         self._turns = Turns(self._cuts, alone, self._leading)
-        self._newcomer = True  # whether the next row goes to a request that was never served
+        self._newcomer = True  # True if the next row goes to a request that was never served
         self._book = Book(self._rows, self._store, self._limits, self.counters, clock)
 
     def __enter__(self) -> Sessions:
@@ -88,8 +88,8 @@ class Sessions:
 
         Args:
             request: the request.
-            session: the name of a session, which begins with its first request; None for an unnamed one, which ends
-                with this request. A session's requests are served one after the other.
+            session: the name of a session, which its first request begins; None for a session without a name, which
+                ends with this request. A session's requests are served one after the other.
             unread: number of unread events at which the request pauses; None for no pause.
 
         Raises:
@@ -99,7 +99,7 @@ class Sessions:
         name = "" if session is None else check_name(session)
         if unread is not None and (not is_whole(unread) or unread < 1):
             raise UsageError(f"unread is {shown(unread)}, expected a whole number of at least 1, or None")
-        work = check_request(request, self._manifest, self._limits)
+        work = check_request(request, self._manifest, self._limits, self._parts)
         found = self._book.named.get(name)
         self._check_start(work, found)
         self._book.check_room(work)
@@ -113,8 +113,8 @@ class Sessions:
         """Run one segment for some sessions.
 
         Returns:
-            True if a segment ran or a request ended. False if there was nothing to do: every request has ended, pauses
-            because its events are unread, or waits for one that pauses.
+            True if a segment ran or a request ended. False if there was nothing to do: every request has ended, is
+            paused because its events are unread, or waits for a paused request of its session.
         """
         unfinished = self._book.unfinished
         self._book.end_overdue()
@@ -125,13 +125,13 @@ class Sessions:
         self._close_up(ready)
         self._mend()
         jobs = self._turns.together(_on_rows(ready))
-        if jobs and self._cuts.size(jobs[0].left) > self._cuts.shortest:
+        if jobs and self._cuts.size(jobs[0].positions_left) > self._cuts.shortest:
             served = [job.session for job in jobs]
             self._close_up(served)
             self._mend()
             jobs = _on_rows(served)
         if jobs:
-            self._serve([Part.of(job, self._cuts.size(job.left)) for job in jobs])
+            self._serve([Part.of(job, self._cuts.size(job.positions_left)) for job in jobs])
         return bool(jobs) or self._book.unfinished < unfinished
 
     # --- sessions ---------------------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ class Sessions:
         return list(self._book.recent)
 
     def info(self, name: str) -> SessionInfo:
-        """Return a session's place, sizes and counts.
+        """Return the place of a session's state, its sizes and its counts.
 
         Raises:
             UsageError: there is no session of this name.
@@ -161,7 +161,7 @@ class Sessions:
         )
 
     def begin(self, name: str) -> None:
-        """Begin an empty session; an existing one of this name is closed first.
+        """Begin an empty session; an existing session of this name is closed first.
 
         Raises:
             UsageError: the name is not valid.
@@ -196,11 +196,11 @@ class Sessions:
         return len(jobs)
 
     def take(self, name: str) -> SessionState:
-        """Return a copy of a session's state, as it is after the last round.
+        """Return a copy of a session's state after the last round.
 
         Raises:
             UsageError: there is no session of this name.
-            TxlError: its state is lost, or the engine failed.
+            TxlError: the session's state is lost, or the engine failed.
         """
         session = self._book.find(name)
         self._mend()
@@ -230,15 +230,17 @@ class Sessions:
         self._book.recent.touch(name)
 
     def expire(self) -> int:
-        """Close sessions that were idle for `limits.idle_seconds`; return their number. Every round does so, too."""
+        """Close sessions that were idle for `limits.idle_seconds`; return their number. `round` calls this, too."""
         return self._book.expire()
 
     def versions(self) -> dict[str, int]:
-        """Return a version by session name, the least recently used first; it changes whenever the state does."""
+        """Return the version number of each named session, the least recently used first; it changes whenever the state
+        changes.
+        """
         return {name: self._book.named[name].version for name in self._book.recent}
 
     def save(self, folder: str | Path) -> int:
-        """Save all sessions that have names to a folder; see `Checkpoint.save`."""
+        """Save all named sessions to a folder; see `Checkpoint.save`."""
         return save_sessions(self, folder, self._manifest.model_id)
 
     def restore(self, folder: str | Path) -> Mapping[str, TxlError]:
@@ -250,40 +252,40 @@ class Sessions:
         self._book.end_all()
 
     def shut(self) -> None:
-        """End all requests, with reason "closed", and all sessions."""
+        """End all requests with reason "closed", and then all sessions."""
         for session in [*self._book.active, *self._book.named.values()]:
             self._book.drop(session, "closed")
 
-    # --- how things stand -------------------------------------------------------------------------------------------
+    # --- status -------------------------------------------------------------------------------------------------------
 
     @property
     def unfinished(self) -> int:
-        """Number of requests that have not ended."""
+        """The number of requests that have not ended."""
         return self._book.unfinished
 
     @property
     def waiting(self) -> int:
-        """Number of requests on no row: they wait for one, or for an earlier request of their session."""
+        """The number of requests without a row: they wait for a row, or for an earlier request of their session."""
         return self._book.unfinished - sum(session.row is not None for session in self._book.active)
 
     @property
     def lost(self) -> int:
-        """Number of sessions whose memory was lost so far: by the engine, or because it computed NaN."""
+        """The number of sessions whose memory was lost so far, because the engine failed or computed NaN."""
         return self._store.lost + self.counters.broken
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of parked states in host memory."""
+        """The number of bytes of parked states in host memory."""
         return self._store.host_bytes
 
     def due(self) -> float | None:
-        """Return the seconds until the next deadline of a request or expiry of a session; None for never."""
+        """Return the seconds until the next deadline of a request or expiry of a session; None if there is neither."""
         return self._book.due()
 
     # --- rounds -----------------------------------------------------------------------------------------------------
 
     def _mend(self) -> None:
-        """Reset the stream if a state was left half replaced; the states on its rows are lost.
+        """Reset the stream if an interrupt left a state half replaced; the states on all rows are then lost.
 
         Raises:
             BackendError: the engine failed.
@@ -297,7 +299,9 @@ class Sessions:
                 self._store.lose(session.key, told)
 
     def _goes_on(self, session: Session) -> bool:
-        """Return whether a session's first request can go on; one that does not fit the session ends with an error."""
+        """Return whether a session has a request that can run now; a request that does not fit the session ends with an
+        error.
+        """
         while session.jobs:
             job = session.jobs[0]
             if not job.begun:
@@ -313,7 +317,7 @@ class Sessions:
         return False
 
     def _give_rows(self, ready: list[Session]) -> None:
-        """Give rows to waiting sessions, parking others."""
+        """Give rows to sessions that wait for one, parking other sessions if necessary."""
         waiting = in_order((session for session in ready if session.row is None), self._newcomer)
         runnable, room = set(ready), self._book.room() if waiting else 0
         for session in waiting:
@@ -338,10 +342,11 @@ class Sessions:
                     self._book.drop(session, "error", error)
 
     def _close_up(self, some: Sequence[Session]) -> None:
-        """Move sessions that run to the first rows, if the loop then computes only those rows.
+        """Move the sessions that run to the first rows, if the loop computes only the rows up to the last one that
+        runs.
 
         A session whose request needs only one more short segment does not change places with one that ran within the
-        last `LATELY` rounds: that costs more than the segment.
+        last `LATELY` rounds, because the exchange costs more than the segment.
         """
         if not self._leading:
             return
@@ -358,75 +363,67 @@ class Sessions:
                 self._book.end(session.jobs[0], "error", error)
 
     def _ends_now(self, job: Job) -> bool:
-        """Return whether one more segment of the shortest length ends a request."""
-        return job.left <= self._cuts.shortest and job.drawn + 1 >= job.work.max_new_tokens
+        """Return whether one more segment of the shortest length completes a request."""
+        return job.positions_left <= self._cuts.shortest and job.drawn + 1 >= job.work.max_new_tokens
 
     def _serve(self, parts: list[Part]) -> None:
-        """Run a segment and end the requests that it completes."""
+        """Run one segment, and end the requests that it completes."""
         stopped: BaseException | None = None
         try:
             self._segments.run(parts)
-        except Exception as error:  # an engine's error or a defect here ends these requests, not the server
+        except Exception as error:  # end the requests of this segment; the server goes on
             if not isinstance(error, TxlError):
                 logger.exception("a segment failed")
                 error = BackendError(f"the segment failed ({type(error).__name__}: {one_line(error)}); ask again")
             for part in parts:
                 part.error = part.error or error
-        except BaseException as error:  # Ctrl-C, e.g. in a caller's `adjust`, where the token before the draw is fed
+        # e.g. Ctrl-C in a caller's `adjust`, when the token before the draw is already fed
+        except BaseException as error:
             stopped = error
+            said = "the draw was interrupted, expected a token; ask again with tokens"
             for part in parts:
-                if part.job.at > part.first and part.token is None and part.job.draws_after(0):
-                    part.error = BackendError("the draw was interrupted, expected a token; ask again with tokens")
+                if part.interrupted:
+                    part.error = part.error or BackendError(said)
         finally:
             counters = self.counters
             counters.rounds += 1
             for part in parts:
-                session, fed = part.job.session, part.job.at - part.first
+                session, fed = part.job.session, part.fed
                 session.served, session.turns = counters.rounds, session.turns + 1
                 if fed:
                     session.version = next(self._book.numbers)
                     counters.positions += fed
+                counters.tokens += len(part.drawn)
+                counters.drafted += len(part.draft)
+                counters.kept += max(0, fed - 1) if part.draft else 0
         for part in parts:
             self._settle(part)
         if stopped is not None:
             raise stopped
 
     def _settle(self, part: Part) -> None:
-        job, token = part.job, part.token
-        if token is not None:
-            self.counters.tokens += 1
+        job, ends = part.job, part.error is None and part.ends()
         if part.broken:
             self._book.drop(job.session, "error", part.error)
         elif part.error is not None:
             self._book.end(job, "error", part.error)
-        elif token is not None and (token in job.work.stops or self._ends(job, token)):
+        elif ends:
             self._book.end(job, "stop")
         elif job.done:
             self._book.end(job, "length")
-
-    def _ends(self, job: Job, token: int) -> bool:
-        """Return whether the caller's `until` ends a request at a token, or fails."""
-        if job.work.until is None:
-            return False
-        try:
-            return bool(job.work.until(token))
-        except Exception as error:
-            found = UsageError(f"until failed on token {token} ({type(error).__name__}: {one_line(error)}); mend it")
-            self._book.end(job, "error", found)
-            return True
 
     def _check_start(self, work: Work, session: Session | None, waiting: bool = True) -> None:
         """Check that a request's first input fits the session's pending token.
 
         Args:
-            waiting: whether the request would wait for others of its session; it is then checked at its turn.
+            waiting: whether earlier requests of the session count: if there are any, the check is made again later.
 
         Raises:
             UsageError: inputs would follow a pending token, or there is neither a token nor a pending one.
         """
         pending = session is not None and session.pending is not None
         if waiting and session is not None and session.jobs:
-            return  # earlier requests of the session may still draw a pending token
+            return  # checked again later: earlier requests of the session may still draw a pending token
         if work.arrays is not None and pending:
             raise UsageError(
                 "the session has a token that was drawn and not fed yet, expected none before inputs; feed it with a "

@@ -1,4 +1,4 @@
-"""A folder that only one process writes to: its lock, and private files in it."""
+"""A folder that only one process writes to: the folder's lock, and files in it that only their owner can read."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ import os
 from pathlib import Path
 
 from txl_runtime.errors import TxlError, UsageError
-from txl_runtime.files import NotPlainError, lock, open_plain
+from txl_runtime.files import NotPlainError, open_plain
+from txl_runtime.system import BINARY, NO_LINK, lock
 
 LOCK = "sessions.lock"
+"""Name of the empty file that is locked."""
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
-"""Permissions of new files and folders, for their owner alone: a session's memory reveals its texts."""
+"""Permissions of new files and folders: access for their owner alone, because a session's memory reveals its texts."""
 
 
 class Lock:
-    """A lock on a folder, held on an empty file in it. The system releases it when the process ends, even if killed.
+    """A lock on an empty file in a folder. The system releases it when the process ends, even if it is killed.
 
     Args:
         folder: path of the folder, which is made if it does not exist.
@@ -28,7 +30,7 @@ class Lock:
     def __init__(self, folder: Path) -> None:
         try:
             folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
-            flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+            flags = os.O_RDWR | os.O_CREAT | NO_LINK
             descriptor = os.open(folder / LOCK, flags, PRIVATE_FILE)
         except OSError as error:
             raise unwritable(folder, error) from None
@@ -52,20 +54,20 @@ class Lock:
         """Unlock the folder; a second call does nothing."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
-            with contextlib.suppress(OSError):  # close releases the descriptor even if it reports an error
+            with contextlib.suppress(OSError):  # the descriptor is released even if close reports an error
                 os.close(descriptor)
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Write a new file that only its owner may read; return when the disk holds it.
+    """Write a new file that only its owner may read; return when it is on the disk.
 
     Args:
         path: path of the file, which must not exist.
 
     Raises:
-        OSError: the file cannot be written; it was removed again, if possible.
+        OSError: the file cannot be written; a partly written file was removed, if possible.
     """
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY
     with open(os.open(path, flags, PRIVATE_FILE), "wb", buffering=0) as stream:  # noqa: PTH123 - a descriptor
         try:
             rest = memoryview(data)
@@ -82,7 +84,7 @@ def read_private(path: Path, size: int) -> bytes:
 
     Raises:
         OSError: the file is missing, or cannot be read.
-        ValueError: the size differs, or it is no plain file; the message continues a sentence, e.g. "is no plain file".
+        ValueError: the size differs, or the path is no plain file; the message has no subject, e.g. "is no plain file".
     """
     try:
         with open_plain(path, links=False) as (stream, known):

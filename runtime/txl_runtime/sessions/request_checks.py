@@ -14,16 +14,18 @@ from txl_runtime.sessions.requests import Limits, Request, Sampling
 from txl_runtime.streaming.adjusting import adjustment
 from txl_runtime.streaming.checks import as_array, check_flag, check_tokens, is_whole, shown
 from txl_runtime.streaming.inputs import check_cuttable, check_inputs, check_memory_length, require_tokens, strict_cuts
+from txl_runtime.streaming.lookup import longest_draft
+from txl_runtime.streaming.partial import Parts
 from txl_runtime.streaming.sampling import Sampler, check_stop_tokens
 from txl_runtime.types import Array, Ids
 
 COUNTS = {"sessions": 1, "waiting": 0, "host_bytes": 0, "input_bytes": 0, "positions": 1}
-"""Limits that are whole numbers, with the least value of each."""
+"""Smallest allowed value of each limit that is a whole number."""
 PLAIN = {
     name: getattr(Request(), name)
     for name in ("tokens", "max_new_tokens", "stop_tokens", "until", "top_logprobs", "score")
 }
-"""Fields that a request with inputs must leave at these defaults."""
+"""Default values of the fields that a request of inputs must leave at their defaults."""
 
 
 def check_limits(limits: object) -> Limits:
@@ -44,7 +46,7 @@ def check_limits(limits: object) -> Limits:
 
 
 def check_row_count(rows: int | None, manifest: Manifest) -> int:
-    """Return the number of sequences that sessions share; the most possible if `rows` is None.
+    """Return the number of stream rows that sessions share; the largest possible number if `rows` is None.
 
     Raises:
         UsageError: the model's sequences influence one another, or it has no stream of `rows` sequences.
@@ -68,8 +70,11 @@ def check_row_count(rows: int | None, manifest: Manifest) -> int:
     return int(rows)
 
 
-def check_request(request: object, manifest: Manifest, limits: Limits) -> Work:
+def check_request(request: object, manifest: Manifest, limits: Limits, parts: Parts) -> Work:
     """Return a checked request; its arrays are copies.
+
+    Args:
+        parts: the loop's rules for committing only a part of a segment.
 
     Raises:
         UsageError: the model does not support the request, or an option has a wrong type or is out of range.
@@ -101,7 +106,9 @@ def check_request(request: object, manifest: Manifest, limits: Limits) -> Work:
     if score:
         require_tokens(manifest, "score")
     check_whole(manifest, ids.size)
-    sampler = _sampler(request.sampling, manifest) if most else None
+    sampler, draft = _sampler(request.sampling, manifest, parts) if most else (None, 0)
+    if rows is not None and rows < (manifest.memory_length or 0):
+        draft = 0  # a segment would see more rows than single steps: `rows` and its own positions
     return Work(
         tokens=ids,
         arrays=None,
@@ -109,6 +116,7 @@ def check_request(request: object, manifest: Manifest, limits: Limits) -> Work:
         last=False,
         max_new_tokens=int(most),
         sampler=sampler,
+        draft=draft,
         stops=check_stop_tokens(request.stop_tokens, manifest.vocab_size),
         until=request.until,
         top=None if top is None else min(int(top), manifest.vocab_size),
@@ -119,10 +127,10 @@ def check_request(request: object, manifest: Manifest, limits: Limits) -> Work:
 
 
 def check_whole(manifest: Manifest, columns: int) -> None:
-    """Check that tokens fill whole segments, if the model's lengths are exact.
+    """Check that the tokens fill whole segments, if the model's segment lengths are exact.
 
     Raises:
-        UsageError: a rest remains that no segment holds.
+        UsageError: some tokens are left over that no segment length fits.
     """
     if columns and not manifest.can.run_ragged:
         strict_cuts(columns, np.array([columns], np.int32), manifest)
@@ -132,7 +140,8 @@ def _ids(request: Request, manifest: Manifest, limits: Limits) -> Ids:
     """Return a copy of a request's tokens, int32 [T]."""
     require_tokens(manifest, "a request of tokens")
     given = [request.tokens] if isinstance(request.tokens, str | bytes) else request.tokens
-    if isinstance(given, list | tuple):  # checked before NumPy makes an array of texts, each as long as the longest
+    # checked first, because NumPy would make an array of texts, each as long as the longest
+    if isinstance(given, list | tuple):
         if len(given) > limits.positions:
             raise UsageError(
                 f"the request has {len(given)} tokens, expected at most {limits.positions} positions; give it in "
@@ -152,7 +161,8 @@ def _ids(request: Request, manifest: Manifest, limits: Limits) -> Ids:
     return np.array(ids[0])
 
 
-def _sampler(sampling: object, manifest: Manifest) -> Sampler:
+def _sampler(sampling: object, manifest: Manifest, parts: Parts) -> tuple[Sampler, int]:
+    """Return a request's sampler, and the maximum number of tokens of its drafts."""
     require_tokens(manifest, "generate")
     if not manifest.can.run_single:
         raise UsageError(
@@ -167,8 +177,9 @@ def _sampler(sampling: object, manifest: Manifest) -> Sampler:
         if isinstance(given := getattr(sampling, name), Iterator):
             raise UsageError(f"sampling's {name} is {shown(given)}, which is read once, expected a list of ids")
     adjusted = adjustment(manifest.vocab_size, sampling.adjust, sampling.logit_bias, sampling.allow, sampling.forbid)
-    number = int(sampling.sequence)
-    return Sampler(sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed, number, adjusted)
+    number, draft = int(sampling.sequence), longest_draft(sampling.lookup, manifest, parts)
+    drawn = sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed
+    return Sampler(*drawn, number, adjusted, sampling.datastore), draft
 
 
 def _arrays(request: Request, manifest: Manifest, limits: Limits, seconds: float | None, rows: int | None) -> Work:
@@ -186,7 +197,7 @@ def _arrays(request: Request, manifest: Manifest, limits: Limits, seconds: float
             f"the inputs have {columns} positions, expected at most {limits.positions}; give them in several requests "
             "of one session"
         )
-    if columns not in manifest.segment_lengths:  # a program's own length is one segment and is not cut
+    if columns not in manifest.segment_lengths:  # the length of a program is one segment, which is not cut
         cuts = strict_cuts(columns, counts, manifest)
         check_cuttable(cuts, manifest, "give each segment in a request of its own")
     arrays: dict[str, Array] = {name: np.array(array) for name, array in inputs.items()}
@@ -197,6 +208,7 @@ def _arrays(request: Request, manifest: Manifest, limits: Limits, seconds: float
         last=request.last,
         max_new_tokens=0,
         sampler=None,
+        draft=0,
         stops=frozenset(),
         until=None,
         top=None,

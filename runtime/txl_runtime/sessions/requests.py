@@ -1,4 +1,4 @@
-"""The messages of sessions: requests, the events that answer them, limits and counters."""
+"""The messages of sessions: requests, the events that answer requests, limits and counters."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from txl_runtime.types import Array, Floats, Ids
 
 if TYPE_CHECKING:
     from txl_runtime.streaming.adjusting import Adjust, Allow
+    from txl_runtime.streaming.datastore import Datastore
 
 
 class Busy(TxlError):  # noqa: N818 - it names a condition, not a mistake
@@ -38,13 +39,13 @@ class Limits:
     """Limits of a server's sessions. The defaults suit a small machine.
 
     Attributes:
-        sessions: most named sessions at a time.
-        waiting: most unfinished requests beyond the number of rows.
-        host_bytes: most bytes of parked states in host memory. One state per row may be added to that, and the states
-            of unnamed sessions whose events are unread, which `waiting` bounds.
-        input_bytes: most bytes of the inputs of all unfinished requests together.
+        sessions: maximum number of named sessions at a time.
+        waiting: maximum number of unfinished requests beyond the number of rows.
+        host_bytes: maximum number of bytes of parked states in host memory. One state per row may be added, and the
+            states of unnamed sessions with unread events, whose number `waiting` limits.
+        input_bytes: maximum number of bytes of the inputs of all unfinished requests together.
         idle_seconds: seconds without use after which a named session is closed.
-        positions: most positions of one request, fed and drawn together.
+        positions: maximum number of positions of one request, fed and drawn together.
     """
 
     sessions: int = 1024
@@ -63,10 +64,15 @@ class Sampling:
         temperature: divisor of the log-probabilities; 0 takes the most probable token.
         top_k: keep the k most probable tokens; None for all.
         top_p: keep the smallest set of most probable tokens whose probability reaches p; None for all.
-        seed: seed of the random numbers; None for a fresh one. A stream of one sequence draws the same tokens.
+        seed: seed of the random numbers; None for a random seed. A stream of one sequence with this seed draws the same
+            tokens.
         sequence: index among several requests with the same seed; sequence 3 draws what sequence 3 of a stream draws.
-        adjust, logit_bias, allow, forbid: as in `Stream.generate`. The thread of the rounds calls the functions; the
-            tokens so far are those of the request: the session's pending token, the prompt, the drawn ones.
+        adjust, logit_bias, allow, forbid: as in `Stream.generate`. The thread that runs the rounds calls the functions;
+            the tokens so far are the session's pending token, the prompt and the drawn tokens of this request.
+        lookup: maximum number of tokens of a draft, 0 … 4, as in `Stream.generate`. Drafts are looked up in the latest
+            tokens that the session was fed by requests with `lookup`. A round runs drafts only if each of its sessions
+            has a draft; each session keeps as many positions as its own draft predicted.
+        datastore: as in `Stream.generate`; sessions of a round that name the same one are searched for together.
     """
 
     temperature: float = 1.0
@@ -78,31 +84,33 @@ class Sampling:
     logit_bias: Mapping[int, float] | None = None
     allow: Allow | None = None
     forbid: Iterable[int] = ()
+    lookup: int = 0
+    datastore: Datastore | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Request:
     """A task for a session: feed tokens or arrays, then draw tokens.
 
-    The session's pending token, the last drawn one if it was not fed yet, is fed before the tokens. Both together are
-    cut as `Stream.feed` cuts them.
+    The session's pending token (the last drawn token, if it was not fed yet) is fed before the tokens. Both together
+    are cut into segments as `Stream.feed` does.
 
     Attributes:
         tokens: int [T]; T may be 0 if the session has a pending token.
-        max_new_tokens: most tokens to draw. The last drawn one becomes the pending token.
+        max_new_tokens: maximum number of tokens to draw. The last drawn token becomes the pending token.
         sampling: options of drawing.
         stop_tokens: ids that end the request; they are drawn and become the pending token.
-        until: a function that the thread of the rounds calls with every drawn token; True ends the request, as a stop
-            token does.
-        top_logprobs: None for no log-probabilities; k for those of every drawn token and of the k best.
-        score: whether to score the tokens of the prompt, too, with the k best of `top_logprobs`. The first one has a
-            log-probability only after a pending token.
+        until: a function that is called with every drawn token, by the thread that runs the rounds; True ends the
+            request, as a stop token does.
+        top_logprobs: None for no log-probabilities; k for those of every drawn token and of the k best tokens.
+        score: whether to return log-probabilities of the prompt's tokens as well, with the k best of `top_logprobs`.
+            The first prompt token has one only if a pending token comes before it.
         inputs: instead of tokens, for any model: arrays by name with one sequence, as for `Stream.feed`.
-        last: for inputs, whether to return only the last position: as in `Stream.feed`, results then have no axis of
-            positions, and come in one event.
+        last: for inputs, whether to return only the last position. As in `Stream.feed`, the results then have no axis
+            of positions; they come in one event.
         seconds: seconds after `submit` at which the request ends with reason "timeout"; None for no limit.
-        memory_length: most memory rows that the session keeps while this request runs, 0 … M; None for M. Its first
-            segment drops the older rows for good.
+        memory_length: maximum number of memory rows that the session keeps while this request runs, 0 … M; None for the
+            bundle's memory length M. The request's first segment drops the older rows for good.
     """
 
     tokens: ArrayLike = ()
@@ -123,10 +131,10 @@ class Token:
     """A drawn token.
 
     Attributes:
-        id: its id.
-        logprob: its natural log-probability, the model's own: before `adjust`, `logit_bias` and temperature; None
-            without `top_logprobs`.
-        top: ids and log-probabilities of the k best tokens, the best first; of equal ones the smaller id first.
+        id: the token's id.
+        logprob: the token's natural log-probability before `adjust`, `logit_bias` and temperature; None without
+            `top_logprobs`.
+        top: ids and log-probabilities of the k best tokens, the best first; if two are equal, the smaller id first.
     """
 
     id: int
@@ -139,9 +147,9 @@ class Prompt:
     """Log-probabilities of the prompt's tokens in one segment.
 
     Attributes:
-        first: index, among the request's tokens, of the first one here.
-        logprobs: natural log-probabilities of these tokens, float32 [t].
-        top_ids, top_logprobs: the k best tokens in their places, the best first, int32 [t, k] and float32 [t, k].
+        first: index of the segment's first scored token among the request's tokens.
+        logprobs: natural log-probabilities of the segment's t scored tokens, float32 [t].
+        top_ids, top_logprobs: the k best tokens at each of these places, best first, int32 [t, k] and float32 [t, k].
     """
 
     first: int
@@ -155,8 +163,8 @@ class Outputs:
     """The model's outputs for a segment of `Request.inputs`.
 
     Attributes:
-        first: the segment's first position.
-        arrays: outputs by name, in the table's order of axes, with one sequence, e.g. [1, t, F].
+        first: index of the segment's first position in the request.
+        arrays: outputs by name for one sequence, in the declared order of axes, e.g. [1, t, F].
     """
 
     first: int
@@ -168,7 +176,7 @@ def joined(segments: Sequence[Outputs], table: Sequence[Output]) -> dict[str, Ar
 
     Args:
         segments: the request's events in order; at least one.
-        table: the bundle's outputs. One without positions is taken from the last segment.
+        table: the bundle's outputs. An output without an axis of positions is taken from the last segment.
     """
     results = dict(segments[-1].arrays)
     for output in table if len(segments) > 1 else ():
@@ -183,6 +191,7 @@ def joined(segments: Sequence[Outputs], table: Sequence[Output]) -> dict[str, Ar
 
 
 Reason: TypeAlias = Literal["stop", "length", "cancelled", "timeout", "closed", "error"]
+"""Reasons why a request ended; see `Finished`."""
 
 
 @dataclass(frozen=True)
@@ -190,11 +199,11 @@ class Finished:
     """The end of a request; always the last event.
 
     Attributes:
-        reason: "stop": a stop token was drawn, or `until` returned True. "length": the whole request is done.
-            "cancelled", "timeout", "closed": it was ended early, by the caller, its deadline or the end of its session.
-            "error": the error is in `Ticket.error`.
-        fed: number of positions that this request fed, including the pending token before it.
-        seen: number of positions that the session was fed up to then.
+        reason: "stop": a stop token was drawn, or `until` returned True. "length": all tokens were fed and drawn.
+            "cancelled", "timeout", "closed": the request was ended early by the caller, its deadline or the end of its
+            session. "error": the error is in `Ticket.error`.
+        fed: number of positions that this request fed, including the session's pending token.
+        seen: number of positions that the session had been fed when the request ended.
     """
 
     reason: Reason
@@ -203,22 +212,24 @@ class Finished:
 
 
 Event: TypeAlias = Token | Prompt | Outputs | Finished
+"""An event that answers a request."""
 
 
 @dataclass(frozen=True)
 class SessionInfo:
-    """The condition of a session.
+    """The place, sizes and counts of a session.
 
     Attributes:
         name: name of the session.
-        place: place of its state: "row" of the stream, or parked in "host" memory; "new" before the first position.
+        place: "row" if the session is on a row of the stream, "host" if its state is parked in host memory, "new"
+            before its first position.
         seen: number of positions fed so far.
         fill: number of memory rows, 0 … M; None if the model counts none.
         pending: the last drawn token, if the next request will feed it; else None.
-        running: whether it has a request.
-        waiting: number of requests after the first.
-        nbytes: most bytes of its state; 0 before the first position.
-        idle_seconds: seconds since its last use; 0 while it has a request.
+        running: whether the session has a request.
+        waiting: number of requests behind the first one.
+        nbytes: maximum number of bytes of the session's state; 0 before the first position.
+        idle_seconds: seconds since the session was used; 0 while it has a request.
     """
 
     name: str
@@ -234,23 +245,27 @@ class SessionInfo:
 
 @dataclass
 class Counters:
-    """Counts since the beginning.
+    """Counts since the `Sessions` were made.
 
     Attributes:
-        rounds: segments that ran, each for one or more sessions.
-        positions: positions fed.
-        tokens: tokens drawn.
-        requests: requests accepted.
-        busy: requests and sessions refused with `Busy`.
-        parked, resumed: states moved from a row to host memory, and back.
-        expired: sessions closed because they were idle.
-        broken: named sessions that ended because they computed NaN.
-        finished: ended requests, by reason.
+        rounds: number of segments that ran, each for one or more sessions.
+        positions: number of positions fed.
+        tokens: number of tokens drawn.
+        drafted: number of tokens in drafts (`Sampling.lookup`).
+        kept: number of drafted tokens that were drawn as predicted.
+        requests: number of requests accepted.
+        busy: number of requests and sessions refused with `Busy`.
+        parked, resumed: number of states moved from a row to host memory, and back to a row.
+        expired: number of sessions closed because they were idle.
+        broken: number of named sessions that ended because they computed NaN.
+        finished: number of ended requests, by reason.
     """
 
     rounds: int = 0
     positions: int = 0
     tokens: int = 0
+    drafted: int = 0
+    kept: int = 0
     requests: int = 0
     busy: int = 0
     parked: int = 0

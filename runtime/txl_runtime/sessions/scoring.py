@@ -1,4 +1,6 @@
-"""Log-probabilities of known tokens, and of the k best ones in their places, a bounded number of rows at a time."""
+"""Log-probabilities of known tokens and of the k best tokens at their places, computed for a limited number of rows at
+a time.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +13,20 @@ from txl_runtime.streaming.sampling import best_first
 from txl_runtime.types import Floats, Ids
 
 CHUNK = 2**22
-"""Most log-probabilities held at a time, 16 MiB of float32."""
+"""Maximum number of log-probabilities held at a time: 16 MiB of float32."""
 
 Best = tuple[tuple[int, float], ...]
+"""Best tokens of a position: (id, log-probability), the most probable first."""
 
 
 def score_rows(output: StreamSoftmax, features: Floats, targets: Ids, top: int) -> tuple[Floats, Ids, Floats]:
-    """Score the tokens that follow some positions.
+    """Return log-probabilities of the tokens that follow t positions, and the k best tokens there.
 
     Args:
         output: the softmax.
-        features: the positions' rows, [t, F].
+        features: the positions' feature rows, [t, F].
         targets: the token after each position, [t] or longer.
-        top: k.
+        top: number k of best tokens per position.
 
     Returns:
         Log-probabilities of the targets, [t]; ids and log-probabilities of the k best tokens, [t, k]. A row with NaN
@@ -42,7 +45,7 @@ def score_rows(output: StreamSoftmax, features: Floats, targets: Ids, top: int) 
         values = row[: last - first]
         output.logprobs(features[first:last], values)
         logprobs[first:last] = values[np.arange(last - first), targets[first:last]]
-        if np.isnan(values).any():  # NaN has no order, so there are no k best; the caller closes the session
+        if np.isnan(values).any():  # NaN has no order, so no best tokens exist; the caller closes the session
             logprobs[first:last] = np.nan
             continue
         for place, found in enumerate(values, first):
@@ -52,13 +55,13 @@ def score_rows(output: StreamSoftmax, features: Floats, targets: Ids, top: int) 
 
 
 def best_of(output: StreamSoftmax, features: Floats, tokens: Ids, tops: Sequence[int]) -> list[tuple[float, Best]]:
-    """Return, for each position, the log-probability of its token and the k best; (NaN, ()) if its row holds NaN.
+    """Return (log-probability of its token, k best tokens) for each position; (NaN, ()) if its row holds NaN.
 
     Args:
         output: the softmax.
-        features: the positions' rows, [n, F].
+        features: the positions' feature rows, [n, F].
         tokens: the token after each position, [n].
-        tops: k of each position.
+        tops: number k of best tokens for each position.
     """
     found: list[tuple[float, Best]] = []
     some = max(1, CHUNK // output.clusters[-1][1])

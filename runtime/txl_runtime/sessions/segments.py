@@ -1,83 +1,47 @@
-"""One segment of several sessions, side by side on a stream's rows, computing only the softmax that they need."""
+"""One segment of several sessions, side by side on a stream's rows; of the softmax, only the needed part is
+computed.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.errors import BackendError, TxlError, brief
-from txl_runtime.sessions.jobs import Job
+from txl_runtime.errors import BackendError
+from txl_runtime.sessions.drafts import Drafts
+from txl_runtime.sessions.jobs import Part
 from txl_runtime.sessions.requests import Outputs, Prompt, Token
 from txl_runtime.sessions.scoring import Best, best_of, score_rows
 from txl_runtime.streaming.inputs import token_inputs
+from txl_runtime.streaming.lookup import Positions
 from txl_runtime.streaming.loop import Loop, Result
-from txl_runtime.streaming.outputs import DrawCount
+from txl_runtime.streaming.outputs import DrawCount, StreamSoftmax
 from txl_runtime.streaming.programs import Want
 from txl_runtime.streaming.sampling import Sampler, draw_from
 from txl_runtime.streaming.stream import Stream
 from txl_runtime.types import Array, Floats, Ids
 
 
-@dataclass
-class Part:
-    """A job's share of a segment, and its result.
-
-    Attributes:
-        job: a job whose session is on a row.
-        row: the row of the stream.
-        size: number of positions that it feeds.
-        first: number of positions that it fed before.
-        scored: number of its tokens that are scored.
-        token: the drawn token, if any.
-        error: an error of this job alone.
-        broken: whether it computed NaN, so that its session has to be closed.
-    """
-
-    job: Job
-    row: int
-    size: int
-    first: int
-    scored: int
-    token: int | None = None
-    error: TxlError | None = None
-    broken: bool = False
-
-    @classmethod
-    def of(cls, job: Job, size: int) -> Part:
-        """Return the part with the next `size` positions of a job."""
-        assert job.session.row is not None
-        return cls(job, job.session.row, size, job.at, job.scored(size))
-
-    def fail(self, error: TxlError, broken: bool) -> None:
-        """Note an error of this job alone."""
-        if broken:
-            name = self.job.session.name
-            who = f"session {brief(name)!r}" if name else "the session"
-            error = BackendError(f"{who} produced NaN, expected log-probabilities; it was closed, begin it again")
-        self.error, self.broken = error, broken
-
-
 class Segments:
-    """A runner of segments on a stream's loop."""
+    """A runner of segments, on the loop of the stream that sessions share."""
 
     def __init__(self, stream: Stream, manifest: Manifest) -> None:
         self.stream, self._manifest, self._b = stream, manifest, stream.batch_size
-        self._count = DrawCount()
+        self._count, self._drafts = DrawCount(), Drafts(manifest, self._b)
         self._short = manifest.logprobs is not None and len(manifest.outputs) == 1
 
     @property
     def _loop(self) -> Loop:
-        return self.stream.loop  # read each time: closing the model replaces it
+        return self.stream.loop  # read each time, because closing the model replaces the loop
 
     def run(self, parts: Sequence[Part]) -> None:
         """Run one segment, and send tokens, scores and outputs to the tickets.
 
         Raises:
-            TxlError: the engine failed; if `Job.at` has advanced, the segment is part of the state nevertheless.
+            TxlError: the engine failed. If `Job.at` has advanced, the segment was already committed to the state.
         """
         counts = np.zeros(self._b, np.int32)
         for part in parts:
@@ -87,18 +51,21 @@ class Segments:
         try:
             for part in limited:
                 self._limit(part, part.job.work.memory_length)
-            if parts[0].job.work.arrays is None:
-                self._run_tokens(parts, counts)
-            else:
+            if parts[0].job.work.arrays is not None:
                 self._run_arrays(parts, counts)
-        finally:  # the limit is this request's: the row's next session keeps all M rows
+            else:
+                run = self._run_drafts if self._drafts.find(parts) else self._run_tokens
+                run(parts, counts)
+                self._drafts.end(parts)
+        finally:  # the limit holds only for this request: the row's next session keeps all M rows
             for part in limited:
                 self._limit(part, None)
-                if held is not None and part.job.at == part.first:  # the segment failed: undo the cut of the memory
+                # the segment failed, so undo the limit's effect on the memory
+                if held is not None and part.job.at == part.first:
                     self._loop.fill[part.row] = held[part.row]
 
     def _limit(self, part: Part, most: int | None) -> None:
-        """Limit the memory rows of a part's row to `most`; None for M."""
+        """Limit the memory rows of a part's stream row to `most`; None sets the bundle's memory length."""
         self._loop.limit(np.array([part.row]), self._manifest.memory_length if most is None else most)
 
     def _run_tokens(self, parts: Sequence[Part], counts: Ids) -> None:
@@ -110,14 +77,12 @@ class Segments:
                 targets[part.row, : part.scored] = part.job.targets(part.scored)
             if part.job.draws_after(part.size):
                 samplers[part.row] = part.job.work.sampler
-        inputs: dict[str, Array] = token_inputs(self._manifest, ids)
-        scoring, drawing = [part for part in parts if part.scored], any(samplers)
+        inputs, drawing = self._inputs(ids, samplers), any(samplers)
+        scoring = [part for part in parts if part.scored]
         want: Want = "next" if drawing else "last"
         if scoring:
             want = "rows" if drawing or any(part.job.work.top for part in scoring) else "nll"
             inputs["targets"] = targets
-        if drawing:
-            inputs["temperature"] = np.array([1.0 if s is None else s.heat for s in samplers], np.float32)
         result = self._loop.run(inputs, counts, want)
         _advance(parts)
         if want == "nll":
@@ -131,7 +96,57 @@ class Segments:
                 found = score_rows(self._loop.output, rows[part.row, : part.scored], targets[part.row], top)
                 self._tell_prompt(part, *found)
         if drawing:
-            self._draw(parts, samplers, result)
+            self._draw(parts, samplers, self._loop.output, result)
+
+    def _run_drafts(self, parts: Sequence[Part], counts: Ids) -> None:
+        """Run each part's next token and its draft as one segment; keep the positions that each draft predicted
+        correctly.
+
+        At each position a token is drawn, sent to the ticket and counted, as if the position were a round of its own.
+        """
+        ids = np.zeros((self._b, 1 + max(len(part.draft) for part in parts)), np.int32)
+        samplers, before = list[Sampler | None]([None] * self._b), [part.job.session.pending for part in parts]
+        fresh = [part.job.session.fresh for part in parts]
+        for part in parts:
+            counts[part.row] = 1 + len(part.draft)
+            ids[part.row, : counts[part.row]] = [*part.job.ids(1), *part.draft]
+            samplers[part.row] = part.job.work.sampler
+        result = self._loop.run(self._inputs(ids, samplers), counts, "rows", commit=False)
+        positions, going = Positions(self._loop.output, result, counts), parts
+        try:
+            self.stream.open = positions
+            while going:
+                _advance(going)
+                self._draw(going, samplers, positions, positions.result())
+                following = [part for part in going if part.goes_on()]
+                # A caller's function may have ended requests; the stream has then committed the positions so far.
+                still = self.stream.open is positions
+                going = [part for part in following if still and not part.job.ticket.done]
+                rows = [part.row for part in going]
+                samplers = [sampler if row in rows else None for row, sampler in enumerate(samplers)]
+                if going:
+                    positions.step(np.isin(np.arange(self._b), rows))
+        finally:
+            try:
+                if self.stream.open is positions:
+                    self.stream.open = None
+                    positions.keep(self._loop)
+            finally:
+                if positions.lost:  # lost by this call, or when a caller's function read the stream
+                    self.stream.half_changed = False  # the loop still has the state before the segment
+                    for part, token, new in zip(parts, before, fresh, strict=True):
+                        job, session = part.job, part.job.session
+                        session.seen, session.pending, session.fresh = session.seen - part.fed, token, new
+                        job.at = part.first
+        if positions.lost:
+            raise BackendError("the engine failed where a draft was to be kept, expected the state after it; ask again")
+
+    def _inputs(self, ids: Ids, samplers: Sequence[Sampler | None]) -> dict[str, Array]:
+        """Return the inputs of a segment: tokens, and the temperatures of its draws if a token is drawn."""
+        inputs: dict[str, Array] = token_inputs(self._manifest, ids)
+        if any(samplers):
+            inputs["temperature"] = np.array([1.0 if s is None else s.heat for s in samplers], np.float32)
+        return inputs
 
     def _run_arrays(self, parts: Sequence[Part], counts: Ids) -> None:
         columns, inputs = int(counts.max()), dict[str, Array]()
@@ -159,7 +174,7 @@ class Segments:
             part.job.ticket.tell(Outputs(part.first, arrays))
 
     def _tell_last(self, parts: Sequence[Part], result: Result) -> None:
-        """Send the log-probabilities after the last position, without computing those of other positions."""
+        """Send the log-probabilities after each part's last position, without computing other positions."""
         output = self._loop.output
         logprobs = np.zeros((len(parts), output.clusters[-1][1]), np.float32)
         if parts:
@@ -177,11 +192,13 @@ class Segments:
         first = part.first + 1 - part.job.before
         part.job.ticket.tell(Prompt(first, logprobs, ids, best))
 
-    def _draw(self, parts: Sequence[Part], samplers: list[Sampler | None], result: Result) -> None:
+    def _draw(
+        self, parts: Sequence[Part], samplers: list[Sampler | None], output: StreamSoftmax, result: Result
+    ) -> None:
         for part in parts:
             if part.error is not None:
                 samplers[part.row] = None
-        output, tokens = self._loop.output, np.zeros(self._b, np.int32)
+        tokens = np.zeros(self._b, np.int32)
         failed = draw_from(samplers, output, result, tokens, self._count)
         live = [part for part in parts if samplers[part.row] is not None]
         for part in live:
@@ -200,15 +217,16 @@ class Segments:
             if logprob is not None and math.isnan(logprob):
                 part.fail(BackendError(""), broken=True)
                 continue
-            token = part.token = part.job.session.pending = int(tokens[part.row])
+            token = part.job.session.pending = int(tokens[part.row])
+            part.drawn.append(token)
             part.job.drawn += 1
             part.job.ticket.tell(Token(token, logprob, top))
 
 
 def _advance(parts: Sequence[Part]) -> None:
-    """Note that a segment became part of the state."""
+    """Update jobs and sessions after a segment was committed to the state."""
     for part in parts:
         job, session = part.job, part.job.session
         job.at += part.size
         session.seen += part.size
-        session.fresh, session.pending = False, None  # the pending token is fed first, so it is fed by now
+        session.fresh, session.pending = False, None  # the pending token is the first one fed

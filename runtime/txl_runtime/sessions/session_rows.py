@@ -1,4 +1,4 @@
-"""Sessions on the rows of a stream: the owner of each row, and moves of states to and from rows."""
+"""Sessions on the rows of a stream: the session on each row, and moving states to and from rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SessionRows:
 
     Attributes:
         owners: the session on each row; None for a free row.
-        torn: whether a state was left half replaced, so that no state on the rows is valid.
+        torn: True if an interrupt left a state half replaced: no state on the rows is valid then.
     """
 
     def __init__(self, stream: Stream, manifest: Manifest, update: str, store: Store, counters: Counters) -> None:
@@ -33,7 +33,7 @@ class SessionRows:
         self._store, self._counters = store, counters
         self.owners: list[Session | None] = [None] * stream.batch_size
         self.torn = False
-        self._used = [False] * stream.batch_size  # whether a row may hold a state that has to be cleared
+        self._used = [False] * stream.batch_size  # for each row, whether it may hold a state that must be cleared
         stream.reset()
         self._fresh = stream.take(0)
 
@@ -41,7 +41,7 @@ class SessionRows:
         """Put a session on a free row.
 
         Raises:
-            TxlError: its state is lost, or the engine failed and the state stays parked.
+            TxlError: the session's state is lost, or the engine failed and the state stays parked.
         """
         if session.fresh:
             if self._used[row]:
@@ -71,7 +71,7 @@ class SessionRows:
         self.leave(session)
 
     def move(self, session: Session, row: int) -> None:
-        """Move a session from its row to `row`; the owner of that row, if any, moves to the first one.
+        """Move a session from its row to `row`; a session that is on `row` moves to the freed one.
 
         Raises:
             TxlError: the engine failed; both sessions stay on their rows.
@@ -88,17 +88,19 @@ class SessionRows:
             owner.row = before
 
     def leave(self, session: Session) -> None:
-        """Free a session's row, if it has one. The state there is cleared or replaced when the next session comes."""
+        """Free a session's row, if it has one. The row's state is cleared or replaced when the next session gets the
+        row.
+        """
         if session.row is not None:
             self.owners[session.row] = None
             session.row = None
 
     def clear(self, session: Session) -> None:
-        """Free a session's row and clear the state there."""
+        """Free a session's row, if it has one, and clear the state there."""
         row = session.row
         self.leave(session)
         if row is not None:
-            with contextlib.suppress(TxlError):  # if the engine failed, the row is cleared before its next session
+            with contextlib.suppress(TxlError):  # if this fails, the row is cleared before its next session
                 self._reset(row)
                 self._used[row] = False
 
@@ -117,7 +119,7 @@ class SessionRows:
         return SessionState.of(row, self._manifest, self._table, session.pending, session.seen)
 
     def fill(self, session: Session) -> int | None:
-        """Return the number of memory rows of a session; None if the model counts none."""
+        """Return the number of memory rows that a session has; None if the model counts none."""
         if not self._manifest.can.count_rows:
             return None
         if session.fresh:
@@ -146,7 +148,7 @@ class SessionRows:
         self.torn = False
 
     def _put(self, states: Mapping[int, RowState]) -> None:
-        """Replace the states on some rows; `torn` stays True if this is interrupted."""
+        """Replace the states on some rows; if this is interrupted, `torn` stays True."""
         self.torn = True
         for row, state in states.items():
             self._stream.put(row, state)

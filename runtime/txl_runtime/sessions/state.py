@@ -1,7 +1,7 @@
 """The state of a session between requests: its memory, its pending token, and the number of positions it has seen.
 
-Its file is a saved state of one sequence, with the rest in the metadata. So `StreamState.load` reads it, too, and any
-saved state of one sequence can be read as a session's, without a pending token.
+A session's file is a saved state of one sequence; the pending token and the number of positions are in its metadata. So
+`StreamState.load` reads it, too, and any saved state of one sequence is read as a session without a pending token.
 """
 
 from __future__ import annotations
@@ -23,16 +23,18 @@ from txl_runtime.streaming.states import check_fits, parted, snapshot_of_row
 from txl_runtime.types import Array
 
 LONGEST_NAME = 256
-"""Most characters of a session's name."""
+"""Maximum number of characters of a session's name."""
 MOST_SEEN = 10**15
-"""Bound on `seen`, above any real session's: a forged larger number could not be written to a file again."""
+"""Upper limit of `seen`, above the number of positions of any real session: a larger forged number could
+not be saved.
+"""
 PENDING, SEEN = "session.pending", "session.seen"
-"""Keys of decimal numbers in a file's metadata."""
+"""Keys in a file's metadata; their values are decimal numbers."""
 
 
 @dataclass(frozen=True)
 class SessionState:
-    """The state of one session, apart from any stream.
+    """The state of one session, independent of a stream.
 
     Attributes:
         state: the state of one sequence, bound to the model.
@@ -61,7 +63,8 @@ class SessionState:
         """Return the checked state for `Stream.put`; the arrays are shared, not copied.
 
         Raises:
-            UsageError: the state has a different model, form of memory or number of sequences, or a wrong part.
+            UsageError: the state has a different model, form of memory or number of sequences, or a wrong tensor or
+                number.
         """
         check_fits(self.state, manifest, table, 1)
         size, pending = manifest.vocab_size, self.pending
@@ -86,10 +89,10 @@ class SessionState:
 
     @classmethod
     def from_bytes(cls, data: bytes, source: str = "the state") -> SessionState:
-        """Read the bytes that `to_bytes` returned, or those of any saved state of one sequence; arrays are copies.
+        """Read the bytes that `to_bytes` returned, or the bytes of any saved state of one sequence; arrays are copies.
 
         Raises:
-            UsageError: the bytes are damaged, no saved state, or one of several sequences.
+            UsageError: the bytes are damaged, or no saved state, or the state of several sequences.
         """
         return _read(*tensors_of(data, source), source)
 
@@ -102,17 +105,17 @@ class SessionState:
         """Read a file that `save` wrote, or any saved state of one sequence.
 
         Raises:
-            UsageError: the file is missing, damaged, no saved state, or one of several sequences.
+            UsageError: the file is missing or damaged, or no saved state, or the state of several sequences.
         """
         source = check_path(path)
         return _read(*read_tensors(source), str(source))
 
 
 def check_name(name: object) -> str:
-    """Return the name of a session, any text of 1 … 256 characters that UTF-8 can encode.
+    """Return the name of a session after checking it: a text of 1 … 256 characters that UTF-8 can encode.
 
     Raises:
-        UsageError: the name is no such text.
+        UsageError: the name is not such a text.
     """
     if isinstance(name, str) and 1 <= len(name) <= LONGEST_NAME:
         try:
@@ -126,7 +129,9 @@ def check_name(name: object) -> str:
 
 
 def largest_state(manifest: Manifest, table: Sequence[StateTensor]) -> int:
-    """Return the most bytes of a session's state: memory rows are kept as float32, "replace" states in their type."""
+    """Return the largest possible size of a session's state in bytes; memory is kept as float32, "replace" states in
+    their type.
+    """
     return sum(BYTES.get(entry.taken_dtype, 4) * entry.values(manifest.memory_length) for entry in table)
 
 

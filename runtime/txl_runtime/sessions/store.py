@@ -1,4 +1,4 @@
-"""Parked states of sessions that have no row, in host memory, and the order in which sessions were used."""
+"""Parked states of sessions without a row, in host memory, and the order in which sessions were used."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from txl_runtime.streaming.state import RowState
 
 
 class Store:
-    """Parked states by the keys of their sessions. Only one thread uses it.
+    """Parked states, by the keys of their sessions. Only one thread uses a store.
 
     Args:
-        largest: most bytes of a state, from `largest_state`.
+        largest: largest possible size of a state in bytes, from `largest_state`.
 
     Attributes:
         host_bytes: bytes of the arrays of all parked states.
@@ -29,7 +29,9 @@ class Store:
         self.host_bytes = self.lost = 0
 
     def capacity(self, rows: int) -> int:
-        """Return the most sessions such that each without a row has room: at most rows + host_bytes // largest."""
+        """Return the maximum number of sessions: at most `Limits.sessions`, and at most rows + host_bytes // largest,
+        so that each session without a row can be parked.
+        """
         sessions = self._limits.sessions
         return min(sessions, rows + self._limits.host_bytes // self._largest) if self._largest else sessions
 
@@ -40,15 +42,15 @@ class Store:
         """Park a state.
 
         Args:
-            name: key of the session; a state parked under it before is dropped.
-            state: the state, which is not copied and must not be written to.
+            name: key of the session; a state that is already parked under this key is dropped.
+            state: the state, which is not copied and must not be changed afterwards.
         """
         self.drop(name)
         self._states[name] = state
         self.host_bytes += _nbytes(state)
 
     def fetch(self, name: str) -> RowState:
-        """Take a state out, and forget its session.
+        """Remove a parked state and return it; the session is then unknown here.
 
         Raises:
             TxlError: the state is lost.
@@ -59,7 +61,7 @@ class Store:
             self.drop(name)
 
     def look(self, name: str) -> RowState:
-        """Return a parked state, which stays here and must not be written to.
+        """Return a parked state without removing it; the caller must not change it.
 
         Raises:
             TxlError: the state is lost.
@@ -70,7 +72,7 @@ class Store:
         return self._states[name]
 
     def drop(self, name: str) -> None:
-        """Forget a state, if there is one."""
+        """Remove a session's state, if there is one."""
         self._gone.pop(name, None)
         state = self._states.pop(name, None)
         if state is not None:
@@ -88,7 +90,7 @@ def _nbytes(state: RowState) -> int:
 
 
 class Recent:
-    """Names in the order of their last use.
+    """Names of sessions, in the order of their last use.
 
     Args:
         clock: a function that returns seconds and never goes back.
@@ -102,7 +104,7 @@ class Recent:
         return iter(self._used)
 
     def touch(self, name: str) -> None:
-        """Note that a name is used now."""
+        """Record that a name is used now."""
         self._used[name] = self._clock()
         self._used.move_to_end(name)
 

@@ -1,4 +1,4 @@
-"""Turns: the choice of sessions that get rows, and of those on rows that are served together."""
+"""Turns: the choice of the sessions that get rows, and of the sessions that one round serves together."""
 
 from __future__ import annotations
 
@@ -10,46 +10,51 @@ from txl_runtime.sessions.jobs import Job, Session
 from txl_runtime.streaming.inputs import segment_size
 
 SLICE = 64
-"""Rounds that a session is served before a waiting one may take its row in the middle of a request. The reader of its
-answer then waits, so most answers should fit into one slice."""
+"""Number of rounds that a session is served before a waiting session may take its row in the middle of a request. The
+reader of its answer then has to wait, so most answers should fit into one slice.
+"""
 SHORT_SLICE = 16
-"""Rounds before a waiting session may take its row between two requests. Moving two states costs several rounds."""
+"""Number of rounds before a waiting session may take the row between two requests. Moving two states costs the time of
+several rounds.
+"""
 LATELY = 16
-"""Rounds after which a session that was served is no longer expected to run again soon."""
+"""Number of rounds after which a session that was served is no longer expected to run again soon."""
 
 LONG = 1024
-"""Most positions in a round of long segments while other sessions decode; they wait for it."""
+"""Maximum number of positions in a round of long segments while other sessions decode, because these have to wait for
+the round.
+"""
 
 
 class Cuts:
-    """The cuts of a request into segments, which are those of `Stream.feed` and do not depend on other sessions."""
+    """The rule that cuts a request into segments: the same as in `Stream.feed`, and independent of other sessions."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._lengths, self._ragged = manifest.segment_lengths, manifest.can.run_ragged
         self.shortest = self._lengths[-1]
 
     def size(self, left: int) -> int:
-        """Return the number of positions of the next segment, if `left` are left."""
+        """Return the number of positions of the next segment, if `left` positions are left."""
         return segment_size(left, self._lengths, self._ragged) or self.shortest
 
     def length(self, size: int) -> int:
-        """Return the segment length L of the program that runs `size` positions."""
+        """Return the segment length of the program that runs `size` positions."""
         return next(length for length in reversed(self._lengths) if length >= size)
 
 
 class Turns:
     """The choice of the sessions that the next round serves.
 
-    A round runs one program: sessions whose next segment has the same L are served together, so that a session's
-    results do not depend on its neighbours. Every second round runs the shortest segments, so that long prompts never
-    keep others from decoding. Otherwise the session that was served least recently comes first.
+    A round runs one program: sessions whose next segments have the same length L are served together, so that a
+    session's results do not depend on the other sessions. Every second round runs the shortest segments, so that long
+    prompts never keep others from decoding. Otherwise the session that was served least recently comes first.
 
     If the loop computes only the rows that run (`leading`), a long segment takes longer with every session in it, and
-    decoding sessions wait for it. So only max(1, LONG // L) long prompts are served together while others decode. They
-    stay the same ones until their prompts are read or their slices are over.
+    decoding sessions wait for it. So only max(1, LONG // L) long prompts are served together while others decode. These
+    prompts are served until they are read or their slices are over.
 
     Args:
-        alone: whether each session needs its own segment, because all sequences share an input or output.
+        alone: whether each session needs a segment of its own, because an input or output is shared by all sequences.
         leading: whether the loop computes only the rows up to the last one that runs.
     """
 
@@ -60,14 +65,14 @@ class Turns:
         """Return the jobs to serve now, all of one program.
 
         Args:
-            jobs: first jobs of the sessions on rows, in the order in which the sessions came; may be empty.
+            jobs: the first job of each session on a row, in the order in which the sessions came; may be empty.
         """
         if not jobs:
             return []
         groups: dict[tuple[int, bool, bool, int], list[Job]] = {}
         for job in jobs:
             arrays = job.work.arrays is not None
-            length = self._cuts.length(self._cuts.size(job.left))
+            length = self._cuts.length(self._cuts.size(job.positions_left))
             apart = id(job) if arrays and self._alone else 0
             groups.setdefault((length, arrays, job.work.last, apart), []).append(job)
         short = {key for key in groups if key[0] == self._cuts.shortest}
@@ -80,9 +85,9 @@ class Turns:
 
 
 def in_order(waiting: Iterable[Session], newcomer: bool) -> list[Session]:
-    """Return the waiting sessions in order: newcomers and others alternate, each side by its longest wait.
+    """Return the waiting sessions in order: new requests and begun ones alternate, each kind by the longest wait.
 
-    So a newcomer does not wait for all others, and any number of newcomers does not keep the others waiting.
+    So a new request does not wait for all begun ones, and many new requests do not keep the begun ones waiting.
     """
     sides: tuple[list[Session], list[Session]] = ([], [])
     for session in sorted(waiting, key=lambda session: session.served):
@@ -91,10 +96,10 @@ def in_order(waiting: Iterable[Session], newcomer: bool) -> list[Session]:
 
 
 def closing_up(owners: Sequence[Session | None], runnable: Collection[Session]) -> list[tuple[Session, int]]:
-    """Return moves (session, row) after which all runnable sessions stand on the first rows.
+    """Return moves (session, row) after which all runnable sessions are on the first rows.
 
-    If graphs leave the batch open, a segment computes the rows up to the last one that runs: with sessions on rows 0
-    and 3 of 4, moving the second to row 1 saves two rows.
+    If graphs leave the batch size open, a segment computes the rows up to the last one that runs: with sessions on rows
+    0 and 3, moving the second session to row 1 saves computing two rows.
     """
     count = sum(owner in runnable for owner in owners if owner is not None)
     behind = [owner for owner in owners[count:] if owner is not None and owner in runnable]
@@ -105,8 +110,8 @@ def closing_up(owners: Sequence[Session | None], runnable: Collection[Session]) 
 def leaver(owners: Sequence[Session | None], runnable: Collection[Session]) -> int | None:
     """Return the row to give to a waiting session; None if it has to go on waiting.
 
-    The lowest free row is taken first; then that of an idle session, the one served least recently; then that of one
-    whose slice is over.
+    The lowest free row is taken first; then the row of an idle session, the one served least recently; then the row of
+    a session whose slice is over.
     """
     for row, owner in enumerate(owners):
         if owner is None:

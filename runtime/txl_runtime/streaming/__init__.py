@@ -1,1 +1,1 @@
-"""Streams of segments, which applications call, and the loop that an engine implements for them."""
+"""Streams, which applications call to run segments, and the loop protocol, which each engine implements for them."""

@@ -1,7 +1,8 @@
-"""Adjustment of log-probabilities before a draw: forbidden tokens, a grammar's allowed ones, biases, any function.
+"""Adjusting log-probabilities before a token is drawn: forbidden ids, a grammar's allowed ids, biases, any function.
 
-`Sampler` calls one function with the whole row of a draw, and draws from the row that it returns. `adjustment` makes
-that function of everything that a caller gives. Masks come last: no function and no bias brings a token back.
+`Sampler` calls one function with the row of all log-probabilities, and draws from the row that the function returns.
+`adjustment` builds that function from the caller's options. Masks are applied last: a masked token stays impossible,
+even if the caller's function or a bias raises it.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from txl_runtime.types import Ids
 Row: TypeAlias = NDArray[np.float64]
 """Natural log-probabilities of one position in vocabulary order, float64 [V]; -inf for a token that is never drawn."""
 Adjust: TypeAlias = Callable[[Row, Ids], ArrayLike]
-"""A function of a row, which it may change, and of the sequence's tokens so far, int32 [n], that returns a row.
+"""A function (row, tokens) → row; tokens are the sequence's ids so far, int32 [n]. It may change the row in place.
 
-The tokens are those of the prompt and those drawn since. The returned row needs no normalising; float32 will do.
+The ids are those of the prompt, then the drawn ones. The returned row need not be normalised, and may be float32.
 """
 Allow: TypeAlias = Iterable[int] | Callable[[Ids], Iterable[int]]
-"""Ids that may be drawn, or a function that returns them for a sequence's tokens so far, as `Adjust` has them."""
+"""Ids that may be drawn, or a function that returns them when it is given the sequence's ids so far, int32 [n]."""
 MOST_BIAS = 100
-"""Largest bias, as OpenAI has it: e^-100 of a token's probability is none in practice."""
+"""Largest absolute bias of a log-probability; OpenAI's limit. A bias of -100 divides a probability by e^100."""
 
 
 def adjustment(
@@ -36,10 +37,10 @@ def adjustment(
     allow: Allow | None = None,
     forbid: Iterable[int] = (),
 ) -> Adjust | None:
-    """Return one function that does all of this, in the order of the arguments; None if nothing is asked.
+    """Return one function that applies all given options, in the order of the arguments; None if no option is given.
 
     Args:
-        vocab_size: V.
+        vocab_size: number of ids in the vocabulary, the length V of a row.
         adjust: the caller's function of a row.
         logit_bias: numbers to add, -100 … 100 each, by token id.
         allow: the only ids to draw, or a function that returns them before each draw.
@@ -81,7 +82,7 @@ def adjustment(
 
 
 def called(adjust: Adjust, row: Row, tokens: Ids) -> Row:
-    """Return a copy of the row that a function returns, after checking it.
+    """Call the caller's function; return a checked float64 copy of the row that it returns.
 
     Raises:
         UsageError: the function failed, or returned no row to draw from.
@@ -99,7 +100,7 @@ def called(adjust: Adjust, row: Row, tokens: Ids) -> Row:
             "the row that it was given, changed"
         )
     best = found.max()
-    if not best < np.inf:  # NaN, too
+    if not best < np.inf:  # also true for NaN
         at = int(np.flatnonzero(~(found < np.inf))[0])
         raise UsageError(
             f"adjust returned {found[at]} for token {at}, expected a number, or -inf for a token that is never drawn"
@@ -113,7 +114,7 @@ def called(adjust: Adjust, row: Row, tokens: Ids) -> Row:
 
 
 class Past:
-    """The tokens of one sequence so far, in an array with room to grow."""
+    """The tokens of one sequence so far, in an array that doubles when it is full."""
 
     def __init__(self) -> None:
         self._held, self._count = np.zeros(0, np.int32), 0
@@ -136,7 +137,7 @@ class Past:
 
 
 def _asked(what: str, function: Callable[..., Any], *given: Any) -> Any:
-    """Return what a caller's function returns, or raise UsageError if it fails."""
+    """Call a caller's function and return its result; raise UsageError if the function raises."""
     try:
         return function(*given)
     except TxlError:
@@ -149,7 +150,7 @@ def _asked(what: str, function: Callable[..., Any], *given: Any) -> Any:
 
 
 def _check_bias(logit_bias: object, vocab_size: int) -> tuple[NDArray[np.int64], Row]:
-    """Return ids [n] and what is added to their log-probabilities [n]."""
+    """Return token ids [n] and the biases to add to their log-probabilities [n]."""
     if logit_bias is None:
         logit_bias = {}
     if not isinstance(logit_bias, Mapping):

@@ -1,8 +1,8 @@
-"""The best words of each part of a softmax: enough for most draws, without the row of all log-probabilities.
+"""Drawing from the best words of each part of a softmax, which mostly suffice without the row of all log-probabilities.
 
-A program "next" returns K words of each part, the best first (see `txl_engines.composing`). In a part with more than K
-words, the last returned value bounds the rest. So the returned words above the largest such bound are the best of the
-whole vocabulary, in a known order, and a draw among them gives the same word as the row:
+A program "next" returns the K best words of each part, the best first (see `txl_engines.composing`). In a part with
+more than K words, no other word exceeds the last returned value. So the returned words above the largest of these
+values are the best of the whole vocabulary, in a known order, and a draw among them gives the same word as the row:
 
 * **Greedy** and **top-k** need the best word, or the k best.
 * **top-p** needs the words whose weights reach the share p of the total, the sum of the parts' sums. The device added
@@ -23,19 +23,19 @@ from txl_runtime.errors import BackendError
 from txl_runtime.types import Array, Floats, Ids
 
 CLOSE = 1e-5
-"""Largest relative error of the total, which a device adds up in float32."""
+"""Largest relative error of the total of the weights, which a device adds up in float32."""
 
 Weighted = tuple[Ids, NDArray[np.float64]]
-"""Token ids that may be drawn and their weights, (ids [n], weights [n]), the best first."""
+"""Token ids that may be drawn and their weights, (ids [n], weights [n]), the most probable first."""
 
 
 class BestWords:
-    """The result of a program "next" for b sequences.
+    """The result of a program "next" for b sequences: the K best words of each part of the softmax.
 
     Args:
         clusters: token ids [first, last) of each part: the head's words, then those of each tail.
-        given: the program's outputs by name: "<part>.ids" and "<part>.values" [b, K], "sums" [b, parts], "clusters"
-            [b, tails]. A device may fill them after the construction, before the first method is called.
+        given: the program's outputs by name: "<part>.ids" and "<part>.values" [b, K], "sums" [b, parts], "clusters" [b,
+            tails]. A device may fill them after the construction, before the first method is called.
     """
 
     def __init__(self, clusters: Sequence[tuple[int, int]], given: Mapping[str, Array]) -> None:
@@ -45,16 +45,18 @@ class BestWords:
         self._cut = [ids.shape[1] < last - first for ids, (first, last) in zip(self._ids, clusters, strict=True)]
 
     def best(self, b: int) -> tuple[Ids, NDArray[np.bool_]]:
-        """Return each sequence's best word, [b], and whether it is certain, [b]: no other of its part is equal."""
+        """Return each sequence's best word [b], and whether it is certain [b]: False if a second word of its part is
+        equally good.
+        """
         firsts, seconds = (
             np.array([values[:b, min(at, values.shape[1] - 1)] for values in self._values]) for at in (0, 1)
-        )  # [parts, b]
+        )  # both have the shape [parts, b]
         if self._offsets is not None:
             firsts[1:] += self._offsets[:b].T
             seconds[1:] += self._offsets[:b].T
         ids, rows = np.array([ids[:b, 0] for ids in self._ids]), np.arange(b)
-        part = firsts.argmax(axis=0)  # if parts tie, the first, as in the row
-        sound = self._sums[:b].sum(axis=1) > 0  # False for NaN
+        part = firsts.argmax(axis=0)  # argmax takes the first of equal parts, as it would in the whole row
+        sound = self._sums[:b].sum(axis=1) > 0  # also False if the sum is NaN
         return ids[part, rows], sound & (firsts[part, rows] > seconds[part, rows])
 
     def candidates(self, stream: int, temperature: float, top_k: int | None, top_p: float | None) -> Weighted | None:
@@ -67,7 +69,7 @@ class BestWords:
             raise BackendError(f"stream {stream} produced NaN, expected log-probabilities; reset the stream")
         if temperature > 0 and top_k is None and top_p is None:
             return None
-        # Added in float32, as the program does, so that the same words tie here and in the row.
+        # Add in float32, as the program does: then words that tie in the whole row tie here.
         parts = [values[stream] for values in self._values]
         if self._offsets is not None:
             parts[1:] = [part + offset for part, offset in zip(parts[1:], self._offsets[stream], strict=True)]
@@ -96,7 +98,9 @@ class BestWords:
         return (ids[:low], weights[:low]) if low == high else None
 
     def against(self, row: Floats, temperature: float) -> Iterator[tuple[Floats, Floats]]:
-        """Yield pairs (found, expected by log-probabilities [b, V]) per part: values, the ids' values, log sums."""
+        """Yield pairs (found, expected from the whole row [b, V]) for each part: values, values at the ids, logs of
+        sums.
+        """
         b = len(row)
         for part, (first, last) in enumerate(self._clusters):
             ids, values = self._ids[part][:b], self._values[part][:b]
@@ -110,5 +114,5 @@ class BestWords:
 
 
 def reaching(weights: NDArray[np.float64], mass: float) -> int:
-    """Return how many leading weights add up to at least `mass`: 2 for [0.5, 0.3, 0.2] and 0.7."""
+    """Return the number of leading weights that add up to at least `mass`: 2 for [0.5, 0.3, 0.2] and 0.7."""
     return int((np.cumsum(weights) - weights < mass).sum())

@@ -1,4 +1,4 @@
-"""A stream's state from segment to segment: it is shown, reset, moved, stored and restored here."""
+"""Operations on the state that a stream carries from segment to segment: show, reset, reorder, store and restore it."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ class CarriedState:
 
     Attributes:
         loop: the engine's loop, for measurements and tests.
+        half_changed: True after an interrupt while the state was replaced, or a failure while a draft was kept.
     """
 
     def __init__(self, manifest: Manifest, loop: Loop, update: str, batch_size: int) -> None:
         self._manifest, self.loop, self._b = manifest, loop, batch_size
         self._states, self._can = manifest.states_of(update), manifest.can
-        self._replaced = 0  # number of resets, restores and the like: a running `generate` refuses to go on after one
-        self._half_changed = False  # True after an interrupt while the state was being replaced
+        self._replaced = 0  # number of resets, restores and so on; a running `generate` raises after one
+        self._selected = 0  # number of selects; a `generate` whose prompt is not yet fed raises after one
+        self.half_changed = False
 
     def __repr__(self) -> str:
         if isinstance(self.loop, Closed):
@@ -40,12 +42,15 @@ class CarriedState:
 
     @property
     def batch_size(self) -> int:
-        """b, the number of sequences."""
+        """The number of sequences, b."""
         return self._b
 
     @property
     def fill(self) -> Ids:
-        """The number of memory rows of each sequence, int32 [b], 0 … M; zeros if the model has no memory rows."""
+        """The number of memory rows of each sequence, int32 [b], 0 … memory_length; zeros if the model has no memory
+        rows.
+        """
+        self._settle()
         return self.loop.fill[: self._b].copy()
 
     def memory(self) -> dict[str, Floats]:
@@ -57,11 +62,17 @@ class CarriedState:
 
         Raises:
             UsageError: the model has no memory rows.
+
+        Example:
+            >>> stream = txl_runtime.load("samples/tiny.txl").stream()
+            >>> found = stream.feed("Three")
+            >>> stream.memory()["layers.00.key"].shape
+            (1, 5, 4, 24)
         """
         return dict(self.iter_memory())
 
     def iter_memory(self) -> Iterator[tuple[str, Floats]]:
-        """Yield what `memory` returns, one tensor at a time: all together may be larger than the weights."""
+        """Yield the tensors of `memory` one at a time, because all of them together may be larger than the weights."""
         if not self._can.count_rows:
             names = ", ".join(state.name for state in self._states) or "nothing"
             raise UsageError(f"the model carries {names}, expected memory rows; use state() to see what it carries")
@@ -70,8 +81,13 @@ class CarriedState:
     def state(self) -> dict[str, Array]:
         """Return copies of the state by the names and shapes of the bundle's table, e.g. {"hidden": [b, D]}.
 
-        An absent tensor is left out. Memory is float32 with M rows, the oldest first; with fill 2 and M 4, rows 2 and 3
-        exist.
+        A tensor that does not exist yet is left out. Memory is float32 with all M rows, the oldest first. If fill is 2
+        and M 4, rows 2 and 3 hold data, and rows 0 and 1 are zeros.
+
+        Example:
+            >>> stream = txl_runtime.load("samples/tiny.txl").stream()
+            >>> stream.state()["layers.00.key"].shape
+            (1, 4, 64, 24)
         """
         self._ready()
         rolled = {state.name: state for state in self._manifest.states_of("rolled")}
@@ -79,7 +95,9 @@ class CarriedState:
         return states.as_declared(dict(self._gathered(self._states, self._manifest.memory_length)), shown)
 
     def _gathered(self, table: Sequence[StateTensor], rows: int) -> Iterator[tuple[str, Array]]:
-        """Yield tensors of all sequences by name, copied out of the loop one by one if that costs no more."""
+        """Yield the tensors of all sequences by name; one tensor at a time where the loop can copy single tensors
+        cheaply.
+        """
         for group in [[state] for state in table] if self.loop.piecewise else [table]:
             parts = (self.loop.take(row, [state.name for state in group]) for row in range(self._b))
             yield from states.gathered(parts, group, self._b, rows).items()
@@ -88,7 +106,14 @@ class CarriedState:
         """Return a copy of one sequence's state, to `put` into a stream of the same model, or to save.
 
         Raises:
-            UsageError: `row` is no sequence, or it has no state of its own because the model runs in lockstep.
+            UsageError: there is no sequence `row`, or it has no separate state because all sequences run in lockstep.
+
+        Example:
+            >>> one, other = (txl_runtime.load("samples/tiny.txl").stream() for _ in range(2))
+            >>> found = one.feed("The ")
+            >>> other.put(0, one.take(0))
+            >>> np.array_equal(one.step("l"), other.step("l"))
+            True
         """
         self._ready()
         found = self.loop.take(self._alone(row, "take"))
@@ -100,7 +125,7 @@ class CarriedState:
         The state is checked before anything is changed.
 
         Raises:
-            UsageError: as `take`, or the state does not fit the model.
+            UsageError: the same cases as in `take`, or the state does not fit the model.
         """
         self._ready()
         which = self._alone(row, "put")
@@ -110,10 +135,10 @@ class CarriedState:
             self.loop.put(which, found)
 
     def reset(self, rows: ArrayLike | None = None) -> None:
-        """Set sequences to their first state: all, or those in `rows`, indices or bools: [1] or [False, True].
+        """Set sequences to their first state: all of them, or the ones in `rows`, e.g. [1] or [False, True].
 
         Raises:
-            UsageError: an index is no sequence, or the model runs in lockstep and `rows` are only some of them.
+            UsageError: an index is out of range, or `rows` name only some sequences of a model that runs in lockstep.
         """
         which = np.arange(self._manifest.batch_size)
         if rows is not None:
@@ -132,7 +157,14 @@ class CarriedState:
     def select(self, rows: ArrayLike) -> None:
         """Make sequence i continue sequence rows[i]: reorder, drop or duplicate, as beam search needs.
 
-        The stream then has len(rows) sequences, at most B: with rows [2, 2], two copies of sequence 2.
+        The stream then has len(rows) sequences, at most the bundle's batch size. Rows [2, 2] make two copies of
+        sequence 2.
+
+        Example:
+            >>> stream = txl_runtime.load("samples/tiny.txl").stream()
+            >>> stream.select([0])
+            >>> stream.batch_size
+            1
         """
         self._ready()
         which = check_rows(rows, self._b)
@@ -147,9 +179,19 @@ class CarriedState:
         with self._changing():
             self.loop.reorder(which)
             self._b = len(which)
+            self._selected += 1
 
     def snapshot(self) -> StreamState:
-        """Return a copy of the state of all sequences, to go back to or to save."""
+        """Return a copy of the state of all sequences, to go back to or to save.
+
+        Example:
+            >>> stream = txl_runtime.load("samples/tiny.txl").stream()
+            >>> first = stream.snapshot()
+            >>> one = stream.step("T")
+            >>> stream.restore(first)
+            >>> np.array_equal(stream.step("T"), one)
+            True
+        """
         heads, fill = self._ready().heads[: self._b], self.fill
         tensors = dict(self._gathered(self._states, int(fill.max(initial=0))))
         return states.snapshot_of(tensors, fill, heads, self._manifest, self._states)
@@ -169,7 +211,7 @@ class CarriedState:
                 self.loop.put(row, part)
 
     def _alone(self, row: int, what: str) -> int:
-        """Return the index of a sequence, after checking that it exists and has a state of its own."""
+        """Return the index of a sequence, after checking that it exists and has a separate state."""
         if not is_whole(row):
             raise UsageError(f"{what} names sequence {shown(row)}, expected a whole number of 0 … {self._b - 1}")
         (which,) = check_rows([row], self._b).tolist()
@@ -182,21 +224,31 @@ class CarriedState:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
-        """Mark the state as half replaced while the caller replaces it, so that an interrupt in between is noticed."""
+        """Mark the state as half replaced while the `with` block runs, so that later calls notice an interrupt inside
+        it.
+        """
         self._replaced += 1
-        self._half_changed = True
+        self.half_changed = True
         yield
-        self._half_changed = False
+        self.half_changed = False
+
+    def _settle(self) -> None:
+        """Commit the tokens that a running `generate` has yielded, before a caller reads or changes the state."""
 
     def _ready(self) -> Loop:
+        """Return the loop, after committing all yielded tokens; raise the UsageError of `_whole`."""
+        self._settle()
+        return self._whole()
+
+    def _whole(self) -> Loop:
         """Return the loop.
 
         Raises:
-            UsageError: an interrupt left its state half replaced.
+            UsageError: an interrupt left the loop's state half replaced.
         """
-        if self._half_changed and not isinstance(self.loop, Closed):  # a closed model has its own, clearer message
+        if self.half_changed and not isinstance(self.loop, Closed):  # `Closed` raises the clearer message
             raise UsageError(
-                "the stream's memory was left half replaced when a reset, select or restore was interrupted, expected "
-                "whole memory; call reset() or restore(...)"
+                "the stream's memory was left half replaced when a reset, select, restore or draft was interrupted, "
+                "expected whole memory; call reset() or restore(...)"
             )
         return self.loop

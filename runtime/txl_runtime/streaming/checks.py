@@ -1,4 +1,4 @@
-"""Checks of callers' arguments, before anything is computed."""
+"""Checks of the arguments of stream methods, made before anything is computed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from numpy.typing import ArrayLike, NDArray
 from txl_runtime.errors import UsageError, brief, one_line
 
 MOST_NAMED = 2**16
-"""Most entries of a list of rows, of stop tokens or of stop texts: a longer one is a mistake or an attack."""
+"""Maximum number of entries of a list of rows, of stop tokens or of stop texts: a longer one is a mistake or an
+attack."""
 FEW = 16
-"""Array sizes up to which Python's min and max are faster than NumPy's."""
+"""Maximum number of ids for which Python's min and max are faster than NumPy."""
 Texts: TypeAlias = str | bytes | Sequence[str | bytes]
-"""Text instead of tokens: that of one sequence, or a list with one for each."""
+"""Text in place of token ids: a str or bytes for one sequence, or a list with one text per sequence."""
 
 
 def check_tokens(
@@ -29,10 +30,16 @@ def check_tokens(
     what: str = "tokens",
     most: int | None = None,
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return tokens as int32 [b, T], zero beyond `lengths`, and lengths as int32 [b]; T at most `most`, if given.
+    """Return tokens as int32 [b, T], zero beyond `lengths`, and lengths as int32 [b]; refuse T above `most`, if given.
 
     Raises:
-        UsageError: wrong type, rank or batch, no column or too many, or an id within `lengths` is out of range.
+        UsageError: wrong type, rank or number of rows, T below 1 or above `most`, or an id within `lengths` is out of
+            range.
+
+    Example:
+        >>> check_tokens([[5, 6, 7], [8, 9, 9]], 2, 10, [3, 1])
+        (array([[5, 6, 7],
+               [8, 0, 0]], dtype=int32), array([3, 1], dtype=int32))
     """
     found = _integers(tokens, what)
     if found.ndim == 2:
@@ -50,7 +57,7 @@ def check_tokens(
 
 
 def ids_fit(found: NDArray[Any], vocab_size: int) -> bool:
-    """Return whether all numbers of an integer array are within 0 … vocab_size - 1: True for [0, 2] and 3."""
+    """Return whether all numbers of an integer array are in 0 … vocab_size - 1: True for [0, 2] and 3."""
     if found.size == 1:
         value: int = found.item()
         return 0 <= value < vocab_size
@@ -71,7 +78,9 @@ def check_ids(found: NDArray[Any], bad: NDArray[np.bool_], vocab_size: int, what
 
 
 def check_listed(given: object, vocab_size: int, what: str) -> NDArray[np.int64]:
-    """Return listed token ids, int64 [n], e.g. of [0, 3], {5} or an array; raise UsageError for anything else."""
+    """Return a list of token ids as int64 [n], e.g. from [0, 3], {5} or an array; raise UsageError for
+    anything else.
+    """
     if isinstance(given, np.ndarray) and given.ndim == 1 and given.dtype.kind in "iu":
         if ids_fit(given, vocab_size):
             return given.astype(np.int64)
@@ -79,7 +88,7 @@ def check_listed(given: object, vocab_size: int, what: str) -> NDArray[np.int64]
         most = max(MOST_NAMED, vocab_size)
         try:
             found: tuple[Any, ...] = tuple(islice(given, most + 1))  # type: ignore[call-overload]
-        except Exception:  # no iterable, an array without axes, or an object whose __iter__ raises
+        except Exception:  # not iterable, an array without axes, or an object whose __iter__ raises
             found = (None,)
         if len(found) <= most and all(is_whole(token) and 0 <= token < vocab_size for token in found):
             return np.array(found, np.int64)
@@ -87,9 +96,11 @@ def check_listed(given: object, vocab_size: int, what: str) -> NDArray[np.int64]
 
 
 def cut_at(edges: Sequence[int], counts: NDArray[np.int32]) -> Iterator[tuple[int, int, NDArray[np.int32]]]:
-    """Yield (first, last, counts) of the segments between edges, except those in which no sequence has a position.
+    """Yield (first, last, counts) of each segment between two edges; skip segments in which all counts are 0.
 
-    Edges [0, 4, 6] and counts [5, 2] give (0, 4, [4, 2]) and (4, 6, [1, 0]).
+    Example:
+        >>> [(first, last, inside.tolist()) for first, last, inside in cut_at([0, 4, 6], np.int32([5, 2]))]
+        [(0, 4, [4, 2]), (4, 6, [1, 0])]
     """
     if len(edges) == 2 and np.count_nonzero(counts):  # a shortcut for one segment, the usual case
         yield edges[0], edges[1], counts
@@ -101,7 +112,7 @@ def cut_at(edges: Sequence[int], counts: NDArray[np.int32]) -> Iterator[tuple[in
 
 
 def check_columns(columns: int, most: int | None, what: str) -> None:
-    """Raise UsageError for more columns than `most`, or than int32 can count."""
+    """Raise UsageError for more columns than `most`, or for 2**31 or more, which int32 cannot count."""
     if most is not None and columns > most:
         raise UsageError(f"{what} have {columns} columns, expected at most one segment of {most}; use feed for more")
     if columns >= 2**31:
@@ -109,7 +120,12 @@ def check_columns(columns: int, most: int | None, what: str) -> None:
 
 
 def check_lengths(lengths: ArrayLike | None, batch_size: int, most: int) -> NDArray[np.int32]:
-    """Return lengths as int32 [b], each 0 … most; all are `most` if `lengths` is None."""
+    """Return lengths as int32 [b], each 0 … most; all are `most` if `lengths` is None.
+
+    Example:
+        >>> check_lengths([3, 0], 2, 8)
+        array([3, 0], dtype=int32)
+    """
     if lengths is None:
         counts = np.empty(batch_size, np.int32)
         counts.fill(most)
@@ -151,7 +167,9 @@ def check_path(path: object) -> Path:
 
 
 def check_flag(value: object, what: str) -> bool:
-    """Return True or False; whole numbers and NumPy's booleans are accepted."""
+    """Return the value as True or False; whole numbers and NumPy's booleans are accepted, anything else raises
+    UsageError.
+    """
     if not isinstance(value, int | np.bool_ | np.integer):
         raise UsageError(f"{what} is {shown(value)}, expected True or False")
     return bool(value)
@@ -161,7 +179,7 @@ def as_array(values: ArrayLike, what: str) -> NDArray[Any]:
     """Return the values as an array; nested lists have to be rectangular, e.g. [[1, 2], [3, 4]]."""
     if type(values) is np.ndarray:
         return values
-    if isinstance(values, np.ma.MaskedArray):  # np.asarray would drop the mask
+    if isinstance(values, np.ma.MaskedArray):  # np.asarray would ignore the mask
         raise UsageError(f"{what} are a masked array, expected a plain one; fill it, and give lengths")
     try:
         return np.asarray(values)
@@ -183,7 +201,7 @@ def zeros(shape: tuple[int, ...], what: str = "results") -> NDArray[np.float32]:
 
 
 def shown(value: object) -> str:
-    """Return a short text of any argument, for a message."""
+    """Return a short text of any value, for a message."""
     try:
         text = repr(value)
     except Exception:  # e.g. an int of more digits than Python prints, or a __repr__ that raises
@@ -192,7 +210,7 @@ def shown(value: object) -> str:
 
 
 def few(found: NDArray[Any]) -> str:
-    """Return the numbers of an array for a message, at most 8: "[0, 1, 2, 3, 4, 5, 6, 7] … (20 in all)"."""
+    """Return the first 8 numbers of an array as text for a message: "[0, 1, 2, 3, 4, 5, 6, 7] … (20 in all)"."""
     return f"{found.tolist()}" if found.size <= 8 else f"{found.flat[:8].tolist()} … ({found.size} in all)"
 
 

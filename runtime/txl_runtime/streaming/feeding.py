@@ -1,4 +1,6 @@
-"""Feeding of any number of positions: named arrays are cut into segments with look-ahead, and results joined."""
+"""Feeding of any number of positions: cut named arrays into segments, add look-ahead positions, and join
+the outputs.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +14,23 @@ from txl_runtime.streaming.inputs import Checked, check_cuttable, strict_cuts
 from txl_runtime.types import Array, Arrays, Ids
 
 Segment = Callable[[Arrays, Ids], dict[str, Array]]
-"""A function that runs one segment of checked inputs, given counts [b]."""
+"""A function that runs one segment of checked inputs, given the counts of positions [b], and returns
+outputs by name.
+"""
 
 
 def feed_arrays(found: Checked, manifest: Manifest, batch_size: int, run: Segment, last: bool) -> dict[str, Array]:
-    """Feed inputs by name: [b, 20, F] with L = 8 runs as segments of 8, 8 and 4 positions.
+    """Feed inputs by name: an array [b, 20, F] runs as segments of 8, 8 and 4 positions if segments have 8.
 
     Args:
-        found: checked inputs, with T positions (plus look-ahead) along each axis of positions. Every segment reads an
-            input without such an axis.
-        batch_size: b.
+        found: checked inputs, with T positions (plus look-ahead) along each axis of positions. An input without such an
+            axis is given to every segment.
+        batch_size: number of sequences, b.
         run: the function that runs a segment.
         last: whether to return only each sequence's last position; results then have no axis of positions.
 
     Returns:
-        Outputs by name, e.g. [b, T, F]. One without positions is of the last segment in which its sequence had any.
+        Outputs by name, e.g. [b, T, F]. An output without an axis of positions is that of the sequence's last segment.
 
     Raises:
         UsageError: the inputs cannot be cut into segments; nothing was run.

@@ -1,4 +1,4 @@
-"""Segments that raise an error for NaN and infinity, with the name of the input, output or state."""
+"""Running a segment that must be finite: NaN or infinity in an input, output or state raises an error that names it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from txl_runtime.types import Array, Arrays, Ids
 
 
 def run_finite(loop: Loop, manifest: Manifest, inputs: Arrays, counts: Ids, commit: bool) -> dict[str, Array]:
-    """Run a segment and return its outputs, e.g. [b, T, F]; if a value is not finite, raise an error.
+    """Run a segment and return its outputs, e.g. [b, T, F]; raise an error if any value is NaN or infinite.
 
-    The state then stays as it was; see `Stream.run`.
+    After an error the state is unchanged; see `Stream.run`.
     """
     for entry in manifest.inputs:
         if entry.name in inputs:
@@ -26,7 +26,7 @@ def run_finite(loop: Loop, manifest: Manifest, inputs: Arrays, counts: Ids, comm
             finite = np.where(np.isinf(array), 0, array)  # a state may start as infinity, e.g. a running maximum
             _refuse(BackendError, f"state {state.name}", finite, state.batch_axis, counts)
     except BaseException:
-        loop.commit(np.zeros_like(counts))  # a `Stream.commit` after the error keeps nothing of the segment
+        loop.commit(np.zeros_like(counts))  # a later `Stream.commit` must keep nothing of this segment
         raise
     if commit:
         loop.commit()
@@ -34,7 +34,7 @@ def run_finite(loop: Loop, manifest: Manifest, inputs: Arrays, counts: Ids, comm
 
 
 def _refuse(kind: type[TxlError], what: str, array: Array, batch: int | None, counts: Ids) -> None:
-    """Raise `kind` for the first value that is not finite, ignoring idle sequences."""
+    """Raise an error of class `kind` for the first value that is not finite, ignoring idle sequences."""
     for place in np.argwhere(~np.isfinite(array)).tolist():
         row = None if batch is None else place[batch]
         if row is None or (row < len(counts) and counts[row]):

@@ -1,4 +1,6 @@
-"""The iterator that `Stream.generate` returns, and the ends of its sequences: stop token, stop text or last token."""
+"""The iterator that `Stream.generate` returns, and the check for a sequence's end: stop token, stop text or
+last token.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from txl_runtime.types import Floats, Ids
 
 
 class Generation(Generator[Ids, None, None]):
-    """An iterator of drawn tokens, int32 [b] each; `texts` iterates over their text instead."""
+    """An iterator of drawn tokens, int32 [b] each; its method `texts` iterates over text instead."""
 
     def __init__(self, drawn: Generator[Ids, None, None], ends: Ends) -> None:
         self._drawn, self._ends = drawn, ends
@@ -30,29 +32,30 @@ class Generation(Generator[Ids, None, None]):
 
     @property
     def logprobs(self) -> Floats | None:
-        """Natural log-probabilities of the latest tokens, float32 [b]: the model's own, before `adjust`, `logit_bias`,
-        `allow`, `forbid` and temperature.
+        """Natural log-probabilities of the latest tokens, float32 [b].
 
-        0 for a sequence that had stopped before; None before the first token, and without `generate(logprobs=True)`.
+        They are the model's own, before `datastore`, `adjust`, `logit_bias`, `allow`, `forbid` and temperature. A
+        sequence that had already stopped has 0. The whole is None before the first token, and without
+        `generate(logprobs=True)`.
         """
         return self._ends.logprobs
 
     def texts(self) -> Iterator[tuple[str, ...]]:
-        """Iterate over the tokens as text: for each token, the text that it completes, a str for each of b sequences.
+        """Iterate over the generated text: with each token, a tuple of b str, the text that the token completes.
 
         Unfinished characters, and text that may become a stop text, are held back until a sequence's last token. A stop
         text, any text after it, and a stop token are left out. Bytes that are no UTF-8 become U+FFFD.
 
         Raises:
-            UsageError: the bundle has no vocabulary; raised at once, not while iterating.
+            UsageError: the bundle has no vocabulary; raised by this call, not while iterating.
         """
         self._ends.read()
         return (self._ends.said for _ in self)
 
     def finish(self) -> tuple[str, ...]:
-        """End the generation, and return the text that `texts` still holds back, a str for each of b sequences.
+        """End the generation, and return the text that `texts` still holds back, one str for each of b sequences.
 
-        Only a caller that stops early needs it: a sequence's last token brings all of its text.
+        Only a caller that stops early needs this call: with a sequence's last token, `texts` yields all its text.
 
         Raises:
             UsageError: the bundle has no vocabulary.
@@ -62,7 +65,7 @@ class Generation(Generator[Ids, None, None]):
 
 
 class Ends:
-    """A watcher of b sequences that ends each at a stop token or stop text, and keeps the latest tokens' text.
+    """A detector of the ends of b sequences, by stop token or stop text, which also keeps the latest tokens' text.
 
     Attributes:
         logprobs: log-probabilities of the latest tokens; see `Generation.logprobs`.
@@ -80,7 +83,7 @@ class Ends:
             self.read()
 
     def read(self) -> None:
-        """Turn tokens into text, from the next token on.
+        """Start converting tokens to text, beginning with the next token.
 
         Raises:
             UsageError: the bundle has no vocabulary.
@@ -96,15 +99,15 @@ class Ends:
         self._pieces, self._texts = TokenTexts(vocabulary), [TextStream(self._stops) for _ in range(self._b)]
 
     def rest(self) -> tuple[str, ...]:
-        """Return the text that is held back of each sequence; see `Generation.finish`."""
+        """Return the text that is still held back, one str per sequence; see `Generation.finish`."""
         self.read()
         return tuple(text.finish() for text in self._texts)
 
     def take(self, tokens: Ids, running: NDArray[np.bool_], last: bool) -> None:
-        """Take tokens [b], one of each running sequence, and clear running [b] for a sequence that ends.
+        """Process one token [b] per running sequence; set running [b] to False for each sequence that ends.
 
         Args:
-            last: whether these are the last tokens, so that no text is held back.
+            last: True if these are the last tokens: no text is held back then.
         """
         if not self._ids and not self._texts:
             return

@@ -1,4 +1,4 @@
-"""Checks of inputs by name against the bundle's tables, and of operations that need a token model."""
+"""Checks of named inputs against the bundle's input table, and of operations that need a model of token ids."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from txl_runtime.streaming.loop import Loop
 from txl_runtime.types import Array, Arrays, Ids
 
 KINDS = {"float32": "fiu", "float16": "fiu", "int32": "iu", "bool": "b"}
-"""Accepted kinds of NumPy types (`dtype.kind`) by an input's declared type; "f" for all others."""
+"""NumPy kinds (`dtype.kind`) that an input of each declared type accepts; any type that is not listed accepts "f"."""
 
 
 def refusal(manifest: Manifest, what: str) -> str:
-    """Return why a model does not support `what`, a method of streams that takes token ids; "" if it does."""
+    """Return the reason why a model does not support `what`, a stream method that takes token ids; "" if it does."""
     tokens, logprobs = manifest.tokens, manifest.logprobs
     instead = "use run({...}) or feed({...}) with arrays by name"
     if tokens is None:
@@ -60,7 +60,7 @@ def refusal(manifest: Manifest, what: str) -> str:
 
 
 def require_tokens(manifest: Manifest, what: str) -> None:
-    """Check that a model supports `what`, a method of streams that takes token ids.
+    """Check that a model supports `what`, a stream method that takes token ids.
 
     Raises:
         UsageError: the model reads other inputs, returns no log-probabilities, or has no state after every token.
@@ -77,14 +77,16 @@ def token_inputs(manifest: Manifest, ids: Ids) -> dict[str, Array]:
 
 
 Checked: TypeAlias = tuple[Arrays, Ids, int, bool]
-"""Arrays by name, counts int32 [b], T, and whether they are one whole segment in which all positions count."""
+"""(arrays by name, counts int32 [b], T, flag); the flag is True if this is one segment in which all T
+positions count.
+"""
 
 
 class Segments:
     """A checker and runner of a stream's segments of named inputs.
 
-    If all positions count, a check reads no values except token ids. So the first segment of each set of types and
-    shapes is checked in full, and for later segments of the same set only the ids are.
+    If all positions count, a check needs types and shapes, and of the values only token ids. So the first segment of
+    each combination of types and shapes is checked in full. Later ones of that combination have only their ids checked.
     """
 
     def __init__(self, manifest: Manifest) -> None:
@@ -101,14 +103,14 @@ class Segments:
         arrays, counts, columns, whole = self.check(inputs, lengths, b)
         if not whole:
             check_segment(columns, counts, self._manifest, "inputs")
-        if not commit:  # the loop keeps them for a commit of a part, and the caller may write to its own
+        if not commit:  # the loop keeps these arrays for a later commit, and the caller may overwrite the originals
             arrays = {name: array.copy() for name, array in arrays.items()}
         if not finite:
             return loop.run(arrays, counts, "rows", commit).outputs()
         return run_finite(loop, self._manifest, arrays, counts, commit)
 
     def check(self, inputs: Any, lengths: ArrayLike | None, b: int) -> Checked:
-        """Return checked inputs of b sequences; raise the errors of `check_inputs`."""
+        """Return the checked inputs of b sequences; raise the UsageError of `check_inputs`."""
         key = self._kind(inputs, b) if lengths is None else None
         found = None if key is None else self._good.get(key)
         if found is not None:
@@ -127,7 +129,9 @@ class Segments:
         return arrays, counts, columns, whole
 
     def _kind(self, inputs: Any, b: int) -> tuple[object, ...] | None:
-        """Return b, shapes and types as a key; None if the inputs are not a dict of plain arrays."""
+        """Return the number of sequences, shapes and types as a dict key; None if the inputs are not a dict of plain
+        arrays.
+        """
         if type(inputs) is not dict or len(inputs) != len(self._names):
             return None
         kind: list[object] = [b]
@@ -142,7 +146,8 @@ class Segments:
 def check_inputs(
     inputs: object, lengths: ArrayLike | None, manifest: Manifest, batch_size: int
 ) -> tuple[dict[str, Array], Ids, int]:
-    """Return arrays by name in the table's types, zero beyond `lengths`; lengths as int32 [b]; and T.
+    """Return arrays by name in the declared types, zero beyond `lengths`; lengths as int32 [b]; and the number of
+    positions T.
 
     Raises:
         UsageError: an input is missing or unknown, has a wrong type or shape, or a token id within `lengths` is out of
@@ -183,7 +188,7 @@ def check_inputs(
 
 
 def check_segment(columns: int, counts: Ids, manifest: Manifest, what: str) -> None:
-    """Check one segment's length against the model's, and that lockstep sequences run all or none.
+    """Check that the model can run a segment of this length, and that lockstep sequences all run or all are idle.
 
     Raises:
         UsageError: the model cannot run this segment.
@@ -204,14 +209,14 @@ def check_segment(columns: int, counts: Ids, manifest: Manifest, what: str) -> N
 
 
 def strict_cuts(length: int, counts: Ids, manifest: Manifest) -> list[tuple[int, int, Ids]]:
-    """Return (first, last, counts) of the segments of `length` positions, for any model.
+    """Cut `length` positions into segments that the model can run, and return each as (first, last, counts).
 
     With exact lengths the longest segments that fit come first: lengths 4 and 1 cut 11 positions into 4, 4, 1, 1 and 1.
     Segments in which no sequence has a position are left out.
 
     Raises:
-        UsageError: no program is as short as the rest, a sequence ends inside an exact segment, or sequences that run
-            in lockstep do not end together.
+        UsageError: the positions that are left over fit no program, a sequence ends inside a segment of exact length,
+            or lockstep sequences have different lengths.
     """
     known, ragged = manifest.segment_lengths, manifest.can.run_ragged
     edges = [0]
@@ -244,10 +249,10 @@ def segment_size(left: int, known: Sequence[int], ragged: bool) -> int | None:
 
 
 def check_cuttable(cuts: Sequence[tuple[int, int, Ids]], manifest: Manifest, instead: str) -> None:
-    """Check that arrays can be cut into segments: with several segments, each may have one axis of positions.
+    """Check that arrays can be cut: if there is more than one segment, an array may have only one axis of positions.
 
     Raises:
-        UsageError: an array has several, e.g. ["B", "L", "L"]; `instead` is the message's advice.
+        UsageError: an array has several axes of positions, e.g. ["B", "L", "L"]; `instead` is the message's advice.
     """
     for entry in manifest.interface if len(cuts) > 1 else ():
         if len(entry.axes.positions) > 1:
@@ -257,10 +262,10 @@ def check_cuttable(cuts: Sequence[tuple[int, int, Ids]], manifest: Manifest, ins
 
 
 def check_memory_length(memory_length: object, manifest: Manifest) -> int:
-    """Return a limit on memory rows, 0 … M.
+    """Return a caller's limit on memory rows, 0 … the manifest's memory_length.
 
     Raises:
-        UsageError: the limit is no such number, or the model counts no memory rows.
+        UsageError: the limit is out of this range or no whole number, or the model counts no memory rows.
     """
     if not manifest.can.count_rows:
         raise UsageError(
@@ -300,7 +305,9 @@ def _typed(entry: Input, values: Any) -> Array:
 
 
 def _columns(entry: Input, array: Array, batch_size: int, columns: int | None) -> int | None:
-    """Return T as this input has it; raise UsageError if it differs from `columns`, the T of inputs before it."""
+    """Return T, the number of positions, from this input; raise UsageError if it differs from `columns`,
+    the T so far.
+    """
     axes, found = entry.axes, array.shape
     if columns is None and axes.positions and axes.positions[0] < array.ndim:
         columns = axes.length(array)

@@ -1,7 +1,7 @@
-"""The loop, the protocol that an engine implements so that streams run on it.
+"""The protocol `Loop`, which an engine implements so that streams run on it.
 
-A loop holds the state of B sequences and runs one segment of all of them at a time. `host` implements it with NumPy's
-arrays, `device` with memory that never leaves a GPU. A stream calls nothing else of an engine.
+A loop holds the state of a batch of B sequences, and runs one segment for all of them at a time. `host` implements it
+with NumPy arrays, `device` with memory that stays on a GPU. A stream calls an engine only through its loop.
 """
 
 from __future__ import annotations
@@ -29,29 +29,35 @@ class Result(Protocol):
     """The result of one segment. It is valid until the loop's next run, and may stay on a device until it is read."""
 
     def rows(self) -> Floats:
-        """Return the program's rows for every position, [b, T, F], which `Loop.output` reads."""
+        """Return the program's feature rows for every position, [b, T, F], which `Loop.output` reads."""
 
     def last(self) -> Floats:
-        """Return the row of each sequence's last counted position, [b, F]; of an idle sequence, its first row."""
+        """Return the feature row at each sequence's last counted position, [b, F]; for an idle sequence,
+        its first row.
+        """
 
     def parts(self) -> BestWords | None:
-        """Return the best words after the last positions, for want "next"; None if no program returned them."""
+        """Return the best words after each sequence's last position, if the result was asked for with "next"; None if
+        no program computes them.
+        """
 
     def nll(self) -> Floats:
-        """Return negative log-likelihoods in nats, [b, T], of the "targets" among the inputs."""
+        """Return negative log-likelihoods in nats, [b, T], of the tokens in the input "targets"."""
 
     def outputs(self) -> dict[str, Array]:
-        """Return copies of all outputs in the table's shapes, e.g. [b, T, F]; zero beyond each sequence's count."""
+        """Return copies of all outputs in the shapes of the output table, e.g. [b, T, F]; zero beyond each sequence's
+        count.
+        """
 
 
 class Loop(Protocol):
-    """The state of B sequences, and programs that advance it.
+    """The state of a batch of B sequences, and the programs that advance it.
 
     Attributes:
         output: the softmax, which turns rows of features into log-probabilities.
-        piecewise: whether taking the state's tensors out one by one costs no more than taking all at once.
-        leading: whether a step computes only the first sequences, up to the last that runs.
-        parts: the parts of a segment that `commit` takes.
+        piecewise: whether copying the state's tensors one by one costs no more than copying all at once.
+        leading: whether a step computes only the sequences up to the last one that runs.
+        parts: the rules for committing only a part of a segment.
     """
 
     output: StreamSoftmax
@@ -65,19 +71,19 @@ class Loop(Protocol):
 
     @property
     def heads(self) -> Ids:
-        """The slot of each sequence's next row in a ring, [B]; zeros without one. Rounding depends on it."""
+        """The ring slot of each sequence's next row, [B]; zeros without a ring. Rounding depends on the slot."""
 
     def run(self, inputs: Mapping[str, Array], counts: Ids, want: Want = "rows", commit: bool = True) -> Result:
         """Run one segment in the smallest program that holds it. With all counts 0 nothing runs.
 
-        The state after it is committed in one assignment: an interrupt leaves the state before the segment or the one
+        The new state is committed in one assignment: an interrupt leaves either the state before the segment or the one
         after it.
 
         Args:
-            inputs: checked arrays by name, with b and T for "B" and "L" of the input table (plus look-ahead), and zeros
-                in the padding. "targets", int32 [b, T], and "temperature", float32 [b], may be among them even if no
-                program reads them. Without `commit` the loop keeps the arrays, not copies, for a later `commit`.
-            counts: int32 [b], the positions that count; 0 leaves a sequence idle.
+            inputs: checked arrays by name. "B" and "L" of the input table are b and T (plus look-ahead); padding is
+                zero. "targets", int32 [b, T], and "temperature", float32 [b], may be given even if no program reads
+                them. Without `commit` the loop keeps the arrays, not copies, for a later `commit`.
+            counts: int32 [b], number of positions that count in each sequence; 0 leaves a sequence idle.
             want: the method of the result that the caller will use.
             commit: whether the segment becomes part of the state; if not, a later `commit` can still make it so.
 
@@ -88,24 +94,26 @@ class Loop(Protocol):
     def commit(self, counts: Ids | None = None) -> None:
         """Make the latest segment, or its first positions, part of the state, in one assignment.
 
-        Nothing happens if it already is, if all sequences were idle, or after a clear, reorder or put since. For a part
-        a ring advances by fewer rows. Where a state is replaced, the part runs again from the state before the segment;
-        the segment's result is then no longer valid. `parts.refusal` says what a model allows.
+        Nothing happens if the segment was committed already, if all sequences were idle, or after a clear, reorder or
+        put. To commit a part, a ring advances by fewer rows. A state that steps replace as a whole makes the part run
+        again from the state before the segment, which invalidates the segment's result. `parts.refusal` says which
+        parts a model does not allow.
 
         Args:
-            counts: int32 [b], positions to keep of each sequence, 0 … those that ran; all 0 drop the segment. None: all
-                that ran.
+            counts: int32 [b], number of positions to keep of each sequence, 0 … the number that ran; all 0 drop the
+                segment. None keeps all that ran.
 
         Raises:
-            UsageError: more than ran, or the model allows no such part; the segment can still be committed.
-            BackendError: the engine failed where the part ran again; the state is the one before the segment.
+            UsageError: a count is larger than the positions that ran, or the model does not allow this part; the
+                segment can still be committed.
+            BackendError: the engine failed while the part ran again; the state is the one before the segment.
         """
         return
 
     def written(self) -> Iterable[tuple[StateTensor, Array]]:
         """Return the "replace" states, [.., B, ..], that an uncommitted segment returned.
 
-        Entries of idle sequences may be old ones: a segment is computed up to the last sequence that is not idle.
+        Idle sequences behind the last running one are not computed, so their entries may be from an earlier segment.
         """
         return ()
 
@@ -113,7 +121,9 @@ class Loop(Protocol):
         """Set sequences to their first state."""
 
     def limit(self, rows: Indices, most: int) -> None:
-        """Limit the memory rows that the sequences at these indices keep; the limit stays with the index on reorder."""
+        """Limit the number of memory rows that these sequences keep; after a reorder the limit still belongs to the
+        same index.
+        """
         return
 
     def prepare_reorder(self, rows: Indices) -> None:
@@ -121,30 +131,30 @@ class Loop(Protocol):
         return
 
     def reorder(self, rows: Indices) -> None:
-        """Make sequence i what sequence rows[i] was, and clear sequences len(rows) … B - 1."""
+        """Give sequence i the former state of sequence rows[i], and clear sequences len(rows) … B - 1."""
 
     def take(self, row: int, names: Collection[str] | None = None) -> RowState:
-        """Return a copy of one sequence's state, with all its tensors or those in `names`."""
+        """Return a copy of one sequence's state, with all its tensors or only those in `names`."""
 
     def put(self, row: int, state: RowState) -> None:
         """Set a cleared sequence to a state that `take` returned."""
 
 
 class LoopState(Loop):
-    """The half of a loop that is the same for all engines: it clears, reorders, takes and puts sequences.
+    """The half of a loop that is the same for all engines: clearing, reordering, copying out and setting sequences.
 
     Args:
         lock: a lock that is held while states are changed or read.
 
     Attributes:
-        counters: fill, head and side of every sequence.
-        placements: the states' arrays; the subclass opens them.
+        counters: fill, ring head and side (which of two sets of tensors) of every sequence.
+        placements: the states' arrays, which the subclass opens.
         counts: the counters that programs read, by the names of their inputs.
     """
 
     placements: tuple[Placement, ...]
     turning = False
-    """True if a reordering writes the states to the other of the two sets of tensors."""
+    """True if a reorder copies the states into the second of two sets of tensors."""
 
     def __init__(self, manifest: Manifest, states: Sequence[StateTensor], lock: AbstractContextManager[object]) -> None:
         self.counters = counters = SequenceCounters(manifest, states)
@@ -157,7 +167,7 @@ class LoopState(Loop):
         self._batch, self._together = manifest.batch_size, manifest.streams == "lockstep"
         self.parts = Parts(manifest, states)
         self._lock, self._computed = lock, 0
-        self._tried: tuple[Mapping[str, Array], int] = {}, 0  # inputs and b of the latest segment without a commit
+        self._tried: tuple[Mapping[str, Array], int] = {}, 0  # inputs and batch size of the latest uncommitted segment
         self._counted: tuple[Ids | None, int] = None, 0
 
     @property
@@ -170,11 +180,11 @@ class LoopState(Loop):
         return heads
 
     def count(self, counts: Ids) -> int:
-        """Set the positions that count in a segment, int32 [b], and return the number of sequences to compute.
+        """Set the number of positions that count, int32 [b], and return the number of sequences to compute.
 
-        Those are the first ones, up to the last that is not idle: 2 for counts [0, 3, 0], 0 if all are idle.
+        The sequences up to the last one that is not idle are computed: 2 for counts [0, 3, 0], 0 if all are idle.
         """
-        self._computed = 0  # if the segment fails, `commit` finds nothing
+        self._computed = 0  # so that after a failure `commit` finds no segment
         counted, rows = self._counted
         if counts is counted:
             return rows
@@ -187,20 +197,22 @@ class LoopState(Loop):
             valid[b:] = max(values) if self._together else 0
             valid = valid[:b]
         valid[...] = counts
-        if counts.base is None and not counts.flags.writeable:  # a constant array (`inputs.Segments`) is read once
+        # an array of `inputs.Segments` never changes, so it is read only once
+        if counts.base is None and not counts.flags.writeable:
             self._counted = counts, rows
         return rows
 
     def commit(self, counts: Ids | None = None) -> None:
         computed = self._computed if counts is None else self._accept(counts)
-        self._computed = 0  # cleared first: after an interrupt it must not commit twice
-        self._tried = {}, 0
+        self._computed = 0  # cleared first, so that an interrupted commit is not repeated
         if computed:
             with self._lock:
                 self.counters.advance(computed, self._spill)
 
     def _accept(self, counts: Ids) -> int:
-        """Set the positions that count; return the number of sequences to commit, 0 if none counts or the part ran."""
+        """Set the positions to commit; return the number of sequences to commit, or 0 if none is or the part has run
+        again.
+        """
         computed, (inputs, b) = self._computed, self._tried
         if not computed:
             return 0
@@ -221,11 +233,11 @@ class LoopState(Loop):
             return [pair for placement in self.placements for pair in placement.written(1 - self.counters.side)]
 
     def limit(self, rows: Indices, most: int) -> None:
-        self.counters.most[rows] = most  # no lock: every loop keeps its counters on the host
+        self.counters.most[rows] = most  # needs no lock: counters lie on the host in every loop
         np.minimum(self.fill, self.counters.most, out=self.fill)
 
     def clear(self, rows: Indices) -> None:
-        self._computed = 0  # an uncommitted segment began from a different state
+        self._computed = 0  # an uncommitted segment started from the state that is now cleared
         with self._lock:
             for placement in self.placements:
                 placement.clear(rows)
@@ -263,7 +275,7 @@ class LoopState(Loop):
 
 
 class Closed:
-    """A stand-in for objects of a closed model: any use of it raises UsageError."""
+    """A placeholder for objects of a closed model: using any attribute raises UsageError."""
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):  # repr, copy and pickle look these up and expect AttributeError
@@ -279,25 +291,32 @@ class Backend(Protocol):
     """An engine that has opened a bundle's programs.
 
     Attributes:
-        name, description: the engine's name for programs and for people.
-        update: the update rule of its programs.
+        name, description: the engine's name for programs, and a text for people.
+        update: the update rule of its programs, e.g. "ring".
         programs: the programs that it runs.
+        reached: largest differences of (log-probabilities, memory) from the self-test's vectors that were measured when
+            the engine was built, as limits of the self-test; None for the bundle's limits.
+        precision: the precision to which the engine rounds, e.g. keys and values, if it is lower than the bundle's.
     """
 
     name: str
     description: str
     update: str
     programs: tuple[Program, ...]
+    reached: tuple[float, float] | None = None
+    precision: str | None = None
 
     def fitting(self, manifest: Manifest, sequences: int) -> Manifest:
-        """Return the manifest to open a stream of `sequences` with: the same, or one of a smaller B."""
+        """Return the manifest with which to open a stream of `sequences`: the same, or one with a smaller
+        batch size.
+        """
         return manifest
 
     def open_loop(self, manifest: Manifest, initial: Initial) -> Loop:
-        """Return a loop of fresh sequences.
+        """Return a loop whose sequences are in their first state.
 
         Args:
-            manifest: manifest of the bundle, or what `fitting` returned.
+            manifest: manifest of the bundle, or the one that `fitting` returned.
             initial: first values of the states, from `initial_values`.
         """
 

@@ -1,8 +1,8 @@
-"""The step from a segment's result to log-probabilities: all of them, those of targets, or only as a draw needs them.
+"""Log-probabilities from a segment's result: of all words, of targets, or only of the words that a draw needs.
 
-A program of kind "logprobs" returns them. One of kind "hidden" returns rows for the softmax, which consists of further
-programs: the head (words of cluster 0, and one column per further cluster) and one tail per further cluster,
-log p(word) = head[cluster] + tail[word]. A tail is then computed only if a caller needs its words.
+A program of kind "logprobs" returns log-probabilities. A program of kind "hidden" returns feature rows for the softmax,
+which consists of further programs: a head (words of cluster 0, and one column for each further cluster) and one tail
+for each further cluster, log p(word) = head[cluster] + tail[word]. A tail is computed only if a caller needs its words.
 """
 
 from __future__ import annotations
@@ -26,17 +26,19 @@ class StreamSoftmax(Protocol):
 
     Attributes:
         name: name of the log-probabilities in the output table.
-        clusters: token ids [first, last) of each cluster; the first are the head's own words.
+        clusters: token ids [first, last) of each cluster; cluster 0 is the head's own words.
     """
 
     name: str
     clusters: tuple[tuple[int, int], ...]
 
     def logprobs(self, features: Floats, out: Floats) -> None:
-        """Compute log-probabilities of all words, [n, F] → out [n, V], which may be a strided view."""
+        """Compute log-probabilities of all V words from n feature rows, [n, F] → out [n, V], which may be a strided
+        view.
+        """
 
     def counted(self, features: Floats, counts: Ids, out: Floats) -> None:
-        """Compute log-probabilities of the positions that count, [b, T, F] → out [b, T, V]; others stay unchanged."""
+        """Compute log-probabilities at the positions that count, [b, T, F] → out [b, T, V]; the rest of `out` stays."""
         for row, count in enumerate(counts.tolist()):
             if count:
                 self.logprobs(features[row, :count], out[row, :count])
@@ -52,7 +54,7 @@ class StreamSoftmax(Protocol):
 
 
 class WholeSoftmax(StreamSoftmax):
-    """A softmax for programs that return log-probabilities: F is V, and nothing is computed."""
+    """A softmax for programs that return log-probabilities: a feature row already is the row of log-probabilities."""
 
     def __init__(self, manifest: Manifest) -> None:
         found = manifest.logprobs
@@ -63,7 +65,8 @@ class WholeSoftmax(StreamSoftmax):
         np.copyto(out, features)
 
     def counted(self, features: Floats, counts: Ids, out: Floats) -> None:
-        if counts.tolist().count(features.shape[1]) == len(counts):  # for few numbers a list is faster than NumPy
+        # all positions count; for a few numbers, a list is faster than NumPy
+        if counts.tolist().count(features.shape[1]) == len(counts):
             out[...] = features
         else:
             super().counted(features, counts, out)
@@ -81,27 +84,33 @@ class WholeSoftmax(StreamSoftmax):
 
 @dataclass
 class DrawCount:
-    """A count of drawn tokens and of the tails that they needed.
+    """Counters of drawn tokens, of the softmax tails that were computed for them, and of drafts.
 
     Attributes:
         tokens: number of tokens drawn so far.
         tails: number of tails that were computed for them.
+        drafts: number of segments that tried drafts.
+        drafted: number of tokens in the drafts of all sequences.
+        kept: number of drafted tokens that were drawn as predicted; each saved its sequence a step.
     """
 
     tokens: int = 0
     tails: int = 0
+    drafts: int = 0
+    drafted: int = 0
+    kept: int = 0
 
 
 class SegmentResult:
     """The result of a segment, in arrays on the host. See `loop.Result`.
 
     Args:
-        rows: the program's rows for the softmax, [b, T, F]; None if the model has no log-probabilities.
-        counts: int32 [b], the positions that count.
-        columns: T.
+        rows: the program's feature rows for the softmax, [b, T, F]; None if the model has no log-probabilities.
+        counts: int32 [b], number of positions that count.
+        columns: number of positions T.
         targets: [b, T], if `nll` will be called.
         table: the bundle's outputs.
-        given: the outputs that the program returned, with b and T; the log-probabilities may be missing.
+        given: the outputs that the program returned, e.g. [b, T, F]; without log-probabilities if it returned rows.
     """
 
     __slots__ = ("_columns", "_counts", "_given", "_output", "_rows", "_table", "_targets")
@@ -126,7 +135,7 @@ class SegmentResult:
         return self._rows
 
     def given(self) -> Arrays:
-        """Return the outputs that the program returned; a subclass waits here for a device's copy."""
+        """Return the outputs that the program returned; a subclass first waits for a device to copy them."""
         return self._given or {}
 
     def last(self) -> Floats:
@@ -138,7 +147,7 @@ class SegmentResult:
         return last
 
     def parts(self) -> BestWords | None:
-        """Return None: there are only rows."""
+        """Return None: this result has only whole rows."""
         return None
 
     def nll(self) -> Floats:

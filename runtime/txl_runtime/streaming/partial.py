@@ -1,4 +1,4 @@
-"""Commits of a part of a segment: which parts a model allows, and the inputs that run such a part again."""
+"""Committing only the first positions of a segment: the parts that a model allows, and inputs to run a part again."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from txl_runtime.types import Array, Ids
 
 
 class Parts:
-    """The parts of a segment that a model allows to commit.
+    """The rules for committing only the first positions of a segment, by the model's kinds of state.
 
     Args:
-        states: those of the update rule that runs.
+        states: the state tensors of the update rule that runs.
 
     Attributes:
-        again: whether a part has to run again: a ring holds a row of each position, other states do not.
-        refusal: the reason why not every number of positions can be committed, for callers that rely on it; "" if every
-            number can. In lockstep it still has to be the same for all sequences.
+        again: whether a part has to run again. A ring needs no second run, because it holds one row for each position.
+        refusal: the reason why some numbers of positions cannot be committed; "" if every number can. In lockstep the
+            number still has to be the same for all sequences.
     """
 
     def __init__(self, manifest: Manifest, states: Sequence[StateTensor]) -> None:
@@ -39,12 +39,12 @@ class Parts:
             self.refusal = f"it runs again as one segment, expected 0 or one of {known} in all sequences; keep so many"
 
     def check(self, counts: Sequence[int], ran: Sequence[int]) -> None:
-        """Check that the first `counts` of the `ran` positions can be committed, b numbers each.
+        """Check that, in each sequence, the first `counts[i]` of the `ran[i]` positions can be committed.
 
-        All that ran, or nothing of it, can be committed with every model.
+        Every model can commit all positions that ran, or none of them.
 
         Raises:
-            UsageError: a count is more than ran, or differs from others in lockstep, or the model allows no such part.
+            UsageError: a count is larger than the positions that ran, counts differ in lockstep, or `refusal` applies.
         """
         pairs, said = list(zip(counts, ran, strict=False)), ""
         if len(counts) != len(ran) or not all(0 <= count <= most for count, most in pairs):
@@ -65,7 +65,8 @@ class Parts:
     def inputs(self, inputs: Mapping[str, Array], counts: Ids) -> dict[str, Array]:
         """Return copies of a segment's inputs up to the largest count, zero beyond each count, for `Loop.run`.
 
-        Counts [2, 1] make [b, 2] of tokens [b, 4], and [b, 3, F] of features [b, 5, F] with one position of look-ahead.
+        With counts [2, 1], tokens [2, 4] become [2, 2], and features [2, 5, F] with one position of look-ahead become
+        [2, 3, F].
         """
         found: dict[str, Array] = {}
         for entry in self._manifest.given:

@@ -1,4 +1,4 @@
-"""The choice of the program that runs a segment, by the wanted result, the length and the shapes of the state."""
+"""The choice of the program that runs a segment, by the wanted result, the segment's length and the state's shapes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from txl_runtime.bundle.tables import Output, Program, StateTensor
 from txl_runtime.errors import BackendError, UsageError
 
 Want = Literal["rows", "last", "next", "nll"]
-"""The method of `loop.Result` that a caller will use: an engine may have a program that computes only that."""
+"""The method of `loop.Result` that a caller will use; an engine may have a program that computes only this result."""
 
 Shape: TypeAlias = tuple[int, ...] | None
 """Shape of one state; None for an absent one."""
@@ -20,14 +20,14 @@ Shapes: TypeAlias = tuple[Shape, ...]
 """Shapes of all "replace" states, in the order of the table."""
 
 WHOLE = ("logprobs", "hidden", "step")
-"""Kinds of programs that serve every wanted result."""
+"""Kinds of programs whose outputs are enough for every wanted result."""
 KINDS: dict[Want, tuple[str, ...]] = {
     "rows": WHOLE,
     "last": ("last", "next", *WHOLE),
     "next": ("next", "last", *WHOLE),
     "nll": ("score", *WHOLE),
 }
-"""Kinds of programs by wanted result, the one with the least extra work first."""
+"""Kinds of programs that can compute each wanted result, the kind that computes the least besides it first."""
 
 
 def start_shape(state: StateTensor) -> Shape:
@@ -40,18 +40,18 @@ def start_shape(state: StateTensor) -> Shape:
 
 
 def leaves_rows_open(program: Program) -> bool:
-    """Return whether the program reads or returns an open number of rows."""
+    """Return whether the program reads or returns a tensor whose number of memory rows is not fixed."""
     return any("rows" in spec.shape for spec in (*program.inputs, *program.outputs))
 
 
 def shapes_after(program: Program, states: Sequence[StateTensor]) -> tuple[tuple[int, ...], ...]:
-    """Return the shapes of the states that a program returns; all its sizes have to be fixed."""
+    """Return the shapes of the states that a program returns; every size in its table has to be a number."""
     returned = {spec.name: spec for spec in program.outputs}
     return tuple(returned[state.output].fixed for state in states)
 
 
 def features_of(program: Program, manifest: Manifest) -> Output | None:
-    """Return the output that the softmax reads: log-probabilities, or the rows [B, L, F] of a program "hidden"."""
+    """Return the output that the softmax reads: log-probabilities, or feature rows [B, L, F] of a program "hidden"."""
     logprobs, first = manifest.logprobs, program.outputs[0]
     if logprobs is None or program.kind != "hidden":
         return logprobs
@@ -59,7 +59,7 @@ def features_of(program: Program, manifest: Manifest) -> Output | None:
 
 
 class Programs:
-    """The programs of one update rule and one B. Kinds in `WHOLE` serve every call; the others are shortcuts."""
+    """The programs of one update rule and one batch size. Kinds in `WHOLE` serve every call; others are shortcuts."""
 
     def __init__(self, manifest: Manifest, programs: Sequence[Program], backend: str = "cpu") -> None:
         self._backend, self._exact = backend, manifest.lengths == "exact"
@@ -70,7 +70,7 @@ class Programs:
         self._found: dict[tuple[Want, int, Shapes], Program] = {}
 
     def length_of(self, inputs: Mapping[str, Any]) -> int:
-        """Return T of a segment's inputs; 1 if no input has positions."""
+        """Return the number of positions T of a segment's inputs; 1 if no input has an axis of positions."""
         if self._timed is None:
             return 1
         name, axis, ahead = self._timed
@@ -78,13 +78,14 @@ class Programs:
         return size - ahead
 
     def find(self, want: Want, length: int, shapes: Shapes) -> Program:
-        """Return the shortest program that holds a segment of T positions; with exact lengths, the one of T positions.
+        """Return the shortest program that holds `length` positions; with exact lengths, the program of just this
+        length.
 
-        Shapes are those of all "replace" states, or () if they never change. Of equally short programs, the one with
-        the least extra work is chosen. So a shorter whole program wins over a longer shortcut.
+        Shapes are those of all "replace" states, or () if they never change. Among equally short programs, the one that
+        computes the least besides `want` is chosen. So a shorter whole program wins over a longer shortcut.
 
         Raises:
-            BackendError: no program has such a length.
+            BackendError: no program holds `length` positions.
             UsageError: no program reads these shapes of the state.
         """
         found = self._found.get((want, length, shapes))
@@ -94,7 +95,7 @@ class Programs:
             if not fitting:
                 raise self._missing(length, shapes)
             found = min(fitting, key=lambda program: (program.segment_length, kinds.index(program.kind)))
-            if len(self._found) > 4096:  # a state that grows row by row has a new shape in every step
+            if len(self._found) > 4096:  # a state that grows by a row per step has a new shape in every step
                 self._found.clear()
             self._found[want, length, shapes] = found
         return found
@@ -119,7 +120,7 @@ class Programs:
 
 
 def _takes(wanted: tuple[int | str, ...] | None, shape: Shape) -> bool:
-    """Return whether a program's input fits a state's shape; without an input the state has to be absent or empty."""
+    """Return whether a program's input fits a state's shape; without an input, the state must be absent or empty."""
     if wanted is None or shape is None:
         return wanted is None and (shape is None or 0 in shape)
     return len(shape) == len(wanted) and all(size in ("rows", has) for size, has in zip(wanted, shape, strict=True))

@@ -1,4 +1,4 @@
-"""Costs of hypotheses that continue the same context, such as an n-best list of any length."""
+"""Costs of hypotheses that continue one context, e.g. an n-best list of a speech recogniser."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def rank(
     hypotheses: Sequence[ArrayLike],
     state: RowState | StreamState | None,
 ) -> NDArray[np.float64]:
-    """Return the nll of each hypothesis, float64 [n]; see `Model.rank`. `open_stream(b)` opens b sequences."""
+    """Return the negative log-likelihood of each hypothesis in nats, float64 [n]; see `Model.rank`. `open_stream(b)`
+    opens a stream of b sequences.
+    """
     require_tokens(manifest, "score")
     if not isinstance(hypotheses, list | tuple | np.ndarray) or not len(hypotheses):
         raise UsageError(f"hypotheses are {shown(hypotheses)}, expected a list of them, at least one")
@@ -53,7 +55,8 @@ def rank(
         alone.feed(given[None, :-1], last=True)
     start, most = alone.take(0), manifest.batch_size if manifest.can.run_apart else 1
     costs, stream = np.zeros(len(told)), open_stream(min(most, len(told)))
-    order = sorted(range(len(told)), key=lambda index: len(told[index]))  # similar lengths together need less padding
+    # sequences of similar length run together, which needs less padding
+    order = sorted(range(len(told)), key=lambda index: len(told[index]))
     for first in range(0, len(order), stream.batch_size):
         some = order[first : first + stream.batch_size]
         rows = [np.concatenate([given[-1:], told[index]]) for index in some]

@@ -1,23 +1,24 @@
-"""Drawing the next token, computing no more of the distribution than the draw needs.
+"""Drawing the next token while computing only the part of the distribution that the draw needs.
 
 In an adaptive softmax the head has log p of its own words and of the further clusters. The words of cluster c are known
 only once its tail is computed: log p(word) = log p(c) + tail[word], so p(word) <= p(c). Hence:
 
 * **Greedy**: a cluster with p(c) below the best known word cannot hold a better one. Clusters are computed, the most
   probable first, until none is left that could.
-* **One draw at temperature 1, nothing cut off**: u is uniform in [0, total). The head alone decides whether u falls on
-  a head word or into a cluster, because the words of a cluster sum to p(c). Only that cluster's tail is computed, to
-  place the rest of u in it.
-* **One draw at a temperature T other than 1**: the weights p^(1/T) of a cluster's n words sum to between p(c)^(1/T)
-  and n^(1-1/T) p(c)^(1/T) (all on one word; spread evenly). So the total has two bounds, and so has the point at which
-  u falls. Clusters are computed, the most probable first, until both bounds of that point fall on the same word.
+* **One draw at temperature 1 without top-k or top-p**: u is uniform in [0, total). The head alone decides whether u
+  falls on a head word or into a cluster, because the words of a cluster sum to p(c). Only that cluster's tail is
+  computed, to place the rest of u in it.
+* **One draw at a temperature T other than 1**: the weights p^(1/T) of a cluster's n words sum to between p(c)^(1/T) and
+  n^(1-1/T) p(c)^(1/T) (all on one word; spread evenly). So the total has two bounds, and so has the point at which u
+  falls. Clusters are computed, the most probable first, until both bounds of that point fall on the same word.
 * **top-k**: the k best are known once k known words are above p(c) of every cluster that is not computed; a temperature
   does not change the order. **top-p**: the nucleus is known once the known words above every such p(c) reach the share
   p of the total, and both bounds of the total need the same number of words. Clusters are computed in the same order.
 
 The drawn token is the one that the full distribution and the same random number give, except for rounding of sums.
 
-A sampler with `adjust` computes every cluster, and draws from the row that this function returns.
+A sampler with `datastore` or `adjust` computes every cluster. The store's neighbours are mixed in first, and `adjust`
+is given that row; the draw is from the row that it returns.
 """
 
 from __future__ import annotations
@@ -33,12 +34,15 @@ from txl_runtime.errors import BackendError, TxlError, UsageError
 from txl_runtime.streaming.adjusting import Adjust, Past, called
 from txl_runtime.streaming.best_words import reaching
 from txl_runtime.streaming.checks import check_listed, is_number, is_whole, shown
+from txl_runtime.streaming.datastore import Datastore, mixed, searched
 from txl_runtime.streaming.loop import Result
 from txl_runtime.streaming.outputs import DrawCount, StreamSoftmax
 from txl_runtime.types import Ids, Indices
 
 Floats = NDArray[np.float64]
+"""Log-probabilities or weights; float64, so that sums over a vocabulary are exact enough."""
 Bools = NDArray[np.bool_]
+"""One bool per sequence or word."""
 
 FEW = 1024
 """Number of best words that are sorted first for top-p: mostly the nucleus is among them."""
@@ -46,7 +50,7 @@ FEW = 1024
 
 @dataclass
 class _Known:
-    """The known part of one row's distribution: the head, and the tails computed so far."""
+    """The part of one row's distribution that is computed: the head, and the tails computed so far."""
 
     stream: int
     output: StreamSoftmax
@@ -54,6 +58,7 @@ class _Known:
     features: NDArray[np.float32]
     head: Floats
     count: DrawCount
+    neighbours: tuple[Ids, Floats] | None = None
     tails: dict[int, Floats] = field(default_factory=dict)
 
     @property
@@ -62,7 +67,7 @@ class _Known:
         return self.head[: self.clusters[0][1]]
 
     def cluster(self, cluster: int) -> float:
-        """Return log p of a further cluster."""
+        """Return log p of a further cluster, from the head."""
         return float(self.head[self.clusters[0][1] + cluster - 1])
 
     def pending(self) -> list[int]:
@@ -90,24 +95,26 @@ class _Known:
 
 
 class Sampler:
-    """A sampler of one sequence's tokens: temperature, then top-k, then top-p, then one draw.
+    """A sampler of one sequence's tokens: it applies temperature, then top-k, then top-p, then draws one token.
 
-    It has its own generator of random numbers, so that a sequence's draws do not depend on other sequences.
+    Each sampler has its own generator of random numbers, so a sequence's draws do not depend on other sequences.
 
     Args:
         temperature: divisor of the log-probabilities; 0 takes the most probable token.
         top_k: keep the k most probable tokens; None for all.
         top_p: keep the smallest set of most probable tokens whose probability reaches p (Holtzman et al. 2020).
-        seed: seed of the random numbers; None for a fresh one.
-        stream: index of the sequence among those with the same seed; each has different random numbers.
+        seed: seed of the random numbers; None for a random seed.
+        stream: index of the sequence; samplers of one seed and different indices draw different random numbers.
         adjust: a function of the whole row, float64 [V], and of the sequence's tokens, int32 [n], that returns the row
-            to draw from: see `adjusting.Adjust`. It comes before the temperature.
+            to draw from: see `adjusting.Adjust`. It is applied before the temperature.
+        datastore: a store whose neighbours are mixed in, before `adjust`: see `datastore.Datastore`.
 
     Attributes:
         temperature: the argument, as a float.
-        heat: the temperature for a program, within float32; 1 for a greedy sampler.
-        adjust: the argument.
-        plainly_greedy: whether the most probable token of the model's own row is taken.
+        heat: the temperature as a program reads it, within float32's range; 1 for a greedy sampler.
+        datastore: the argument.
+        whole: True if the whole row is read, because of `adjust` or `datastore`.
+        plainly_greedy: True if the sampler takes the most probable token of the model's own, unadjusted row.
 
     Raises:
         UsageError: an option is out of its range.
@@ -121,6 +128,7 @@ class Sampler:
         seed: int | None = None,
         stream: int = 0,
         adjust: Adjust | None = None,
+        datastore: Datastore | None = None,
     ) -> None:
         heat, share = _number(temperature), None if top_p is None else _number(top_p)
         if not 0 <= heat < np.inf:
@@ -138,39 +146,45 @@ class Sampler:
         self.temperature, self.top_k, self.top_p = heat, None if top_k is None else int(top_k), share
         self.heat = min(self.temperature, float(np.finfo(np.float32).max)) or 1.0
         self._draws = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(stream,)))
-        self.adjust, self._past = adjust, Past()
-        self.plainly_greedy = self.temperature == 0 and adjust is None
+        self._adjust, self.datastore, self._past = adjust, datastore, Past()
+        self.whole = adjust is not None or datastore is not None
+        self.plainly_greedy = self.temperature == 0 and not self.whole
 
     def read(self, tokens: Ids) -> None:
-        """Take tokens before the next draw, int32 [n], of which only `adjust` is told; drawn ones are added anyway."""
-        if self.adjust is not None:
+        """Add tokens that were read before the next draw, int32 [n], which only `adjust` sees; `draw` adds its own."""
+        if self._adjust is not None:
             self._past.add(tokens)
 
     def uniform(self) -> float:
-        """Return the next random number in [0, 1); at temperature 0, return 0 and use none up."""
+        """Return the next random number in [0, 1); at temperature 0 return 0 without using a random number."""
         return self._draws.random() if self.temperature else 0.0
 
     def draw(self, known: _Known) -> int:
-        """Return the next token, computing tails of `known` as the draw needs them.
+        """Return the next token, computing only the tails of `known` that the draw needs.
 
         Raises:
             BackendError: the log-probabilities hold NaN.
             UsageError: `adjust` failed or returned no row to draw from; no random number was used.
         """
-        if self.adjust is None:
+        if not self.whole:
             return self._drawn(known)
         for cluster in known.pending():
             known.compute(cluster)
-        row = called(self.adjust, known.values(), self._past.tokens())
+        row = known.values()
+        if known.neighbours is not None:
+            row = mixed(row, *known.neighbours)
+        if self._adjust is not None:
+            row = called(self._adjust, row, self._past.tokens())
         token = self._drawn(replace(known, clusters=((0, len(row)),), head=row, tails={}))
-        self._past.add(np.array([token], np.int32))
+        self.read(np.array([token], np.int32))
         return token
 
     def _drawn(self, known: _Known) -> int:
         if self.temperature == 0:
             return self._best(known)
         uniform = self.uniform()
-        with np.errstate(over="ignore", under="ignore"):  # near temperature 0 all weights but the best underflow to 0
+        # near temperature 0, all weights except the best underflow to 0
+        with np.errstate(over="ignore", under="ignore"):
             if self.top_k is None and self.top_p is None:
                 return self._by_cluster(known, uniform) if self.temperature == 1 else self._between(known, uniform)
             ids, weights = self._candidates(known)
@@ -181,7 +195,7 @@ class Sampler:
         value = float(known.words[best])
         for cluster in known.pending():
             first = known.clusters[cluster][0]
-            if (known.cluster(cluster), -first) > (value, -best):  # of words that tie, the lowest id wins
+            if (known.cluster(cluster), -first) > (value, -best):  # of equally probable words, the lowest id wins
                 tail = known.compute(cluster)
                 found = int(tail.argmax())
                 candidate = known.cluster(cluster) + float(tail[found])
@@ -190,7 +204,7 @@ class Sampler:
         return best
 
     def _by_cluster(self, known: _Known, uniform: float) -> int:
-        """Return a draw from the head or, if it falls into a cluster, from that cluster's tail."""
+        """Draw from the head; if the draw falls on a cluster, draw from that cluster's tail."""
         cumulative = np.cumsum(np.exp(known.head - known.head.max()))
         at = _place(cumulative, uniform)
         if at < len(known.words):
@@ -202,7 +216,7 @@ class Sampler:
         return known.clusters[cluster][0] + _place(np.cumsum(np.exp(tail)), inside)
 
     def _between(self, known: _Known, uniform: float) -> int:
-        """Return a draw at a temperature other than 1, by bounds of the total."""
+        """Return a draw at a temperature other than 1, computing tails until the bounds of the total decide it."""
         while True:
             pending = known.pending()
             ids, values = known.gather()
@@ -217,7 +231,7 @@ class Sampler:
             known.compute(pending[0])
 
     def _candidates(self, known: _Known) -> tuple[Indices, Floats]:
-        """Return token ids that may be drawn and their weights, best first, computing tails until they are certain."""
+        """Return the token ids that may be drawn and their weights, best first, computing only the needed tails."""
         if self.top_k is None:
             return self._nucleus(known)
         ids, weights = self._k_best(known, self.top_k)
@@ -240,7 +254,7 @@ class Sampler:
             ids, values = known.gather()
             best = float(values.max())
             asked = self.top_p * self._total(known, best)
-            # Every word of a cluster that is not computed is below these.
+            # No word of a cluster whose tail is unknown can exceed p(cluster), so the words marked here are the best.
             above = values > known.cluster(pending[0]) if pending else np.ones(len(values), np.bool_)
             if not pending or self._weights(values[above], best).sum() >= asked[1]:
                 for count in (FEW, len(values)):
@@ -258,7 +272,7 @@ class Sampler:
         return weights
 
     def _total(self, known: _Known, best: float) -> Floats:
-        """Return the lower and upper bound of the sum of all weights, [2], with the best known word's weight as 1."""
+        """Return the lower and upper bound of the sum of all weights, [2]; the best known word has weight 1."""
         bounds = np.full(2, self._weights(known.words, best).sum())
         for cluster in range(1, len(known.clusters)):
             first, last = known.clusters[cluster]
@@ -282,7 +296,7 @@ def draw_all(
     """Draw the next token of each running sequence into tokens [b], as `draw_from` does.
 
     Raises:
-        TxlError: a sequence failed; that of the lowest index is raised.
+        TxlError: sequences failed; the error of the one with the lowest index is raised.
     """
     live = [sampler if runs else None for sampler, runs in zip(samplers, running.tolist(), strict=True)]
     failed = draw_from(live, output, result, tokens, count)
@@ -297,9 +311,9 @@ def draw_from(
     tokens: NDArray[np.int32],
     count: DrawCount,
 ) -> dict[int, TxlError]:
-    """Draw from the last positions of a result, as `draw` does; the best words replace the features if they suffice.
+    """Draw as `draw` does, at the last positions of a result, from the best words alone if they suffice.
 
-    They never suffice for a sampler with `adjust`, which reads the whole row.
+    The best words never suffice for a sampler with `adjust` or `datastore`, which reads the whole row.
     """
     parts = result.parts()
     if parts is None:
@@ -312,10 +326,11 @@ def draw_from(
             if sampler.plainly_greedy and certain[row]:
                 tokens[row], left[row] = best[row], None
     for row, sampler in live:
-        if left[row] is None or sampler.adjust is not None:
+        if left[row] is None or sampler.whole:
             continue
         try:
-            with np.errstate(over="ignore", under="ignore"):  # as in `Sampler.draw`
+            # near temperature 0, all weights except the best underflow to 0
+            with np.errstate(over="ignore", under="ignore"):
                 found = parts.candidates(row, sampler.temperature, sampler.top_k, sampler.top_p)
         except BackendError as error:
             failed[row], left[row] = error, None
@@ -344,10 +359,11 @@ def draw(
         output: the softmax.
         features: [b, F], the rows that the softmax reads.
         tokens: int32 [b], which receives the tokens.
-        count: a counter that is increased.
+        count: the counters to increase.
 
     Returns:
-        Errors by sequence: its log-probabilities hold NaN, `adjust` failed, or the engine failed for it alone.
+        Errors by index of sequence: its log-probabilities hold NaN, `adjust` or its datastore failed, or
+        the engine failed for it alone.
 
     Raises:
         BackendError: the engine failed for all sequences.
@@ -361,22 +377,50 @@ def draw(
         for row, sampler in live:
             if sampler.plainly_greedy:
                 tokens[row] = best[row]
-                if np.isnan(values[row]):  # argmax takes NaN as the largest
+                if np.isnan(values[row]):  # argmax treats NaN as the largest value
                     failed[row] = _nan(row)
         live = [(row, sampler) for row, sampler in live if not sampler.plainly_greedy]
+    neighbours = _searched(live, features, output, failed)
     for row, sampler in live:
+        if row in failed:
+            continue
         try:
             _refuse_nan(row, head[row])
             values = head[row].astype(np.float64)
-            known = _Known(row, output, output.clusters, features[row : row + 1], values, count)
+            row_features, found = features[row : row + 1], neighbours.get(row)
+            known = _Known(row, output, output.clusters, row_features, values, count, found)
             tokens[row] = sampler.draw(known)
         except TxlError as error:
             failed[row] = error
     return failed
 
 
+def _searched(
+    live: Sequence[tuple[int, Sampler]],
+    features: NDArray[np.float32],
+    output: StreamSoftmax,
+    failed: dict[int, TxlError],
+) -> dict[int, tuple[Ids, NDArray[np.float64]]]:
+    """Return the neighbours' tokens and shares, [K] each, by row; sequences of one store are searched for together.
+
+    The errors of stores are added to `failed`, for each of their sequences.
+    """
+    rows: dict[int, list[int]] = {}
+    stores = {id(sampler.datastore): sampler.datastore for _, sampler in live if sampler.datastore is not None}
+    for row, sampler in live:
+        rows.setdefault(id(sampler.datastore), []).append(row)
+    found = dict[int, tuple[Ids, NDArray[np.float64]]]()
+    for key, store in stores.items():
+        try:
+            tokens, shares = searched(store, features[rows[key]], output)
+            found |= zip(rows[key], zip(tokens, shares, strict=True), strict=True)
+        except TxlError as error:
+            failed |= dict.fromkeys(rows[key], error)
+    return found
+
+
 def _number(value: object) -> float:
-    """Return a number as a float: infinity if it is too large, NaN for anything but a number."""
+    """Return a number as a float: infinity if it is too large, NaN if the value is not a number."""
     if not is_number(value):
         return np.nan
     try:
@@ -391,7 +435,7 @@ def check_stop_tokens(stop_tokens: Iterable[int], vocab_size: int) -> frozenset[
 
 
 def best_first(values: NDArray[np.floating[Any]], count: int) -> Indices:
-    """Return the indices of the `count` largest values, of equal ones the lower first: [1, 0] of [2, 5, 2] for 2."""
+    """Return the indices of the `count` largest values, the lower index first if equal: [1, 0] of [2, 5, 2] for 2."""
     among = np.arange(len(values))
     if count < len(values):
         among = np.flatnonzero(values >= np.partition(values, len(values) - count)[len(values) - count])

@@ -14,11 +14,11 @@ from txl_runtime.streaming.checks import check_path
 from txl_runtime.types import Array, Floats, Ids
 
 FORMAT = "txl-deploy.state/1"
-"""Format of a file with memory rows."""
+"""Format name of a state file that holds only memory rows."""
 WHOLE = "txl-deploy.state/2"
-"""Format of a file with whole tensors ("replace" states) of any type."""
+"""Format name of a state file that holds only whole tensors ("replace" states), of any type."""
 BOTH, WHOLE_NAME = "txl-deploy.state/3", "whole/"
-"""Format of a file with both, and the prefix of the whole tensors' names in it."""
+"""Format name of a state file with memory rows and whole tensors, and the prefix of the whole tensors' names in it."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,12 @@ class StreamState:
     """A copy of the state of b streams, bound to the model it came from.
 
     Attributes:
-        model_id: the manifest's; the state fits every bundle of that model with the same form of memory.
+        model_id: id of the model in the manifest; the state fits every bundle of that model with the same form of
+            memory.
         fill: int32 [b], number of memory rows of each stream.
-        memory: what `Stream.memory()` returns, oldest row first, shorter streams zero-padded on the left.
+        memory: the tensors that `Stream.memory()` returns, oldest row first, zero-padded on the left.
         head: int32 [b], each stream's next slot in its ring; only rounding depends on it.
-        states: what `Stream.state()` returns, without memory rows; None if the model has only memory rows.
+        states: the tensors of `Stream.state()` that are no memory rows; None if the model has only memory rows.
     """
 
     model_id: str
@@ -41,16 +42,16 @@ class StreamState:
 
     @property
     def batch_size(self) -> int:
-        """b, the number of streams."""
+        """The number of streams, b."""
         return int(self.fill.shape[0])
 
     def save(self, path: str | Path) -> None:
-        """Write a safetensors file that survives a power cut; an existing one is replaced in one step.
+        """Write a safetensors file that survives a power cut; an existing file is replaced in one step.
 
-        Links are followed.
+        Symbolic links are followed.
 
         Raises:
-            UsageError: a folder, a pipe or a device stands there.
+            UsageError: the path is a folder, a pipe or a device.
             TxlError: the file cannot be written; the path holds the old file or the new one, whole.
         """
         from txl_runtime.bundle.writing import write_named
@@ -63,10 +64,15 @@ class StreamState:
 
     @classmethod
     def from_bytes(cls, data: bytes, source: str = "the state") -> StreamState:
-        """Read the bytes that `to_bytes` returned; the arrays are copies. Messages begin with `source`.
+        """Read the bytes that `to_bytes` returned; the arrays are copies. Error messages begin with `source`.
 
         Raises:
             UsageError: the bytes are damaged, or not a saved state.
+
+        Example:
+            >>> state = txl_runtime.load("samples/tiny.txl").stream().snapshot()
+            >>> txl_runtime.StreamState.from_bytes(state.to_bytes()).fill
+            array([0], dtype=int32)
         """
         from txl_runtime.streaming.state_files import tensors_of
 
@@ -86,7 +92,7 @@ class StreamState:
 
 
 def encoded(state: StreamState, more: Mapping[str, str] | None = None) -> bytes:
-    """Return a state as the bytes of a safetensors file, with `more` added to its metadata."""
+    """Return a state as the bytes of a safetensors file, with the entries of `more` added to the file's metadata."""
     from safetensors.numpy import save
 
     whole, counts = state.states, state.states is None or state.head is not None

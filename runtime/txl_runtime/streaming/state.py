@@ -1,8 +1,8 @@
 """The parts of the state that all loops share: first values, counters of sequences, and one sequence's state.
 
-A state tensor has a placement: where its bytes lie and how a step moves them. "replace": every step returns the whole
-tensor. "rolled": every step returns all memory rows, those that exist last. "ring": a step writes the segment's
-rows in place. A loop keeps the tensors of one placement together and calls only the methods of `Placement`.
+A state tensor has a placement, which says where its bytes lie and how a step changes them. "replace": every step
+returns the whole tensor. "rolled": every step returns all memory rows, the newest last. "ring": a step writes only the
+segment's rows, in place. A loop keeps the tensors of one placement together and calls only the methods of `Placement`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from txl_runtime.streaming.programs import start_shape
 from txl_runtime.types import Array, Arrays, Ids, Indices
 
 Initial = Arrays
-"""First values of states by name; a memory tensor's is one row, which broadcasts over sequences and rows."""
+"""First values of states by name. For a memory tensor it is one row, which is repeated for all sequences and rows."""
 
 
 Placed = TypeVar("Placed", bound="Placement")
@@ -33,9 +33,9 @@ class RowState:
 
     Attributes:
         fill: number of memory rows.
-        head: the ring's slot for the next row; only rounding depends on it. 0 without a ring.
-        tensors: memory rows, oldest first, float32 [fill, ...] each; and "replace" states without the axis of
-            sequences, of any type.
+        head: the ring slot of the next row; only rounding depends on it. 0 without a ring.
+        tensors: memory tensors, float32 [fill, ...], oldest row first; and "replace" states of any type. Neither has an
+            axis of sequences.
     """
 
     fill: int
@@ -44,22 +44,23 @@ class RowState:
 
 
 class SequenceCounters:
-    """The counters of each sequence: its fill, a ring's head, and its side, one of two sets of tensors.
+    """The counters of each sequence: its fill, its ring head, and its side, which is 0 or 1 for one of two sets of
+    tensors.
 
     They are one array, one row for each counter and one column for each sequence, so that a step is committed in one
     assignment for all placements. NumPy makes the assignment in one call, and Python handles signals only between
-    calls: an interrupt finds the array as it was or as it will be. The columns of idle sequences change sides with the
-    others, because their graph returned their state unchanged on the other side.
+    calls: an interrupt finds either the old array or the new one. Idle sequences change sides too, because the graph
+    has copied their unchanged state to the new side.
 
     Attributes:
         ring: number of slots of a ring; None without a ring.
-        valid: int32 [B], the positions of the segment that count; programs are bound to this array.
-        fill: int32 [B], number of memory rows, 0 … M; bound as well.
-        most: int32 [B], largest allowed fill: M, or fewer if it was limited.
-        head: int32 [B], the slot of each sequence's next row in a ring; bound as well. Zeros without a ring.
+        valid: int32 [B], number of positions of the segment that count; programs are bound to this array.
+        fill: int32 [B], number of memory rows, 0 … M; programs are bound to it.
+        most: int32 [B], largest allowed fill: the memory length M, or less if `Loop.limit` was called.
+        head: int32 [B], the ring slot of each sequence's next row; programs are bound to it. Zeros without a ring.
         sides: int32 [B], 0 or 1, the set of tensors that holds each sequence; zeros if there is only one set.
-        apart: whether sequences may stand on different sides.
-        read: int32 [2 or 3, B], the counters that programs read: valid, fill, and the head of a ring.
+        apart: whether sequences may be on different sides.
+        read: int32 [2 or 3, B], the counters that programs read: valid, fill and, with a ring, head.
     """
 
     def __init__(self, manifest: Manifest, states: Sequence[StateTensor]) -> None:
@@ -87,15 +88,15 @@ class SequenceCounters:
     def advance(self, computed: int, spill: Callable[[int, int], None]) -> None:
         """Commit a segment with `valid` positions in one assignment.
 
-        Before that, `spill(row, n)` is called for every sequence whose last n rows were written after the ring's last
-        slot: it copies them to the front. No query before the step reads the slots there, since a ring has
-        R >= M + L slots. With R = 6, head 5 and valid 2, head becomes 1 and one row spills.
+        Before that, `spill(row, n)` is called for every sequence whose last n rows were written behind the ring's last
+        slot, to copy them to the front. The slots at the front are free, since a ring has R >= M + L slots (memory
+        length plus segment length). With R = 6, head 5 and valid 2, head becomes 1 and one row spills.
 
         Args:
-            computed: number of first sequences that the step computed: they stood on one side, and only they change it.
+            computed: number of leading sequences that the step computed; only these change sides.
             spill: the function that copies spilled rows in all tensors of a ring.
         """
-        if self._counts and len(self.valid) == 1:  # for one sequence Python's numbers are faster than NumPy
+        if self._counts and len(self.valid) == 1:  # for one sequence, Python's numbers are faster than NumPy
             valid = self.valid.item()
             self._next_fill[0] = min(self.fill.item() + valid, self.most.item())
             if self._next_head is not None and self.ring is not None:
@@ -103,7 +104,8 @@ class SequenceCounters:
                 if lap:
                     spill(0, self._next_head.item())
         elif self._counts:
-            np.add(self._now, self.valid, out=self._next)  # this also adds to the sides, which are overwritten below
+            # this adds to the row of sides as well, which is overwritten below
+            np.add(self._now, self.valid, out=self._next)
             np.minimum(self._next_fill, self.most, out=self._next_fill)
             head, ring = self._next_head, self.ring
             # For few numbers Python's max is faster than NumPy's.
@@ -122,12 +124,12 @@ class SequenceCounters:
         self._now[...] = self._next
 
     def clear(self, rows: Indices) -> None:
-        """Set sequences to their first counters; their side does not change."""
+        """Reset the fill and head of sequences; their side does not change."""
         self.fill[rows] = np.minimum(self._fresh, self.most[rows])
         self.head[rows] = 0
 
     def reorder(self, rows: Indices, side: int) -> None:
-        """Reorder the counters as `Loop.reorder` does; all sequences then stand on `side`, if there are two."""
+        """Reorder the counters as `Loop.reorder` does; with two sides, all sequences are on `side` afterwards."""
         fill, head = self.fill[rows], self.head[rows]
         self.clear(np.arange(len(self.fill)))
         np.minimum(fill, self.most[: len(rows)], out=self.fill[: len(rows)])
@@ -146,14 +148,14 @@ class Placement(Protocol):
     """The state tensors of a loop that have the same placement, on the host or a device."""
 
     def spill(self, row: int, count: int) -> None:
-        """Copy a sequence's first `count` rows after the ring's last slot to slots 0 … count-1; only rings need it."""
+        """Copy the `count` rows written behind the ring's last slot to slots 0 … count-1; only rings need this."""
         return
 
     def take(self, row: int, fill: int, names: Collection[str] | None) -> Arrays:
-        """Return copies of one sequence's tensors, as in `RowState`: all that exist, or those in `names`."""
+        """Return copies of one sequence's tensors in the form of `RowState`: all of them, or those in `names`."""
 
     def put(self, row: int, tensors: Arrays) -> None:
-        """Set a cleared sequence, whose counters are set, to taken tensors; those of other placements are ignored."""
+        """Set a cleared sequence, whose counters are set, to taken tensors; ignore tensors of other placements."""
 
     def clear(self, rows: Indices) -> None:
         """Set sequences to their first state."""
@@ -163,17 +165,17 @@ class Placement(Protocol):
         return
 
     def reorder(self, rows: Indices, side: int) -> None:
-        """Make sequence i, on `side`, what sequence rows[i] was, and clear sequences len(rows) … B - 1."""
+        """Give sequence i, on `side`, the former state of sequence rows[i]; clear sequences len(rows) … B - 1."""
 
     def written(self, side: int) -> Iterable[tuple[StateTensor, Array]]:
-        """Return the "replace" states, [.., B, ..], as the last step wrote them to this side; () for memory rows."""
+        """Return the "replace" states, [.., B, ..], that the last step wrote to this side; () for memory rows."""
         return ()
 
 
 def placed_alike(
     states: Sequence[StateTensor], placements: Mapping[str, type[Placed]]
 ) -> Iterator[tuple[type[Placed], list[StateTensor]]]:
-    """Yield each placement, given by update rule, with the states that have it, if there are any."""
+    """Yield each placement class with the states that have its update rule; skip classes without a state."""
     for rule, placement in placements.items():
         if alike := [state for state in states if state.update == rule]:
             yield placement, alike
@@ -182,9 +184,9 @@ def placed_alike(
 def with_sequence(
     states: Sequence[StateTensor], arrays: Sequence[Array | None], row: int, tensors: Arrays, batch_size: int
 ) -> list[Array | None]:
-    """Return states [.., B, ..] in which sequence `row` has taken tensors; arrays of the right shape are reused.
+    """Return states [.., B, ..] in which sequence `row` has the given tensors; arrays of the right shape are reused.
 
-    If a tensor's number of rows changes, the array is new and other sequences have zeros in it.
+    If a tensor's number of rows changes, a new array is made, in which the other sequences are zero.
     """
     found: list[Array | None] = []
     for state, array in zip(states, arrays, strict=True):
@@ -200,7 +202,7 @@ def with_sequence(
 
 
 def ring_rows(head: int, count: int, ring: int) -> Indices:
-    """Return the slots of a ring's newest `count` rows, oldest first: [5, 0, 1] for head 2, count 3, ring 6."""
+    """Return the ring slots of the newest `count` rows, oldest first: [5, 0, 1] for head 2, count 3 and 6 slots."""
     return np.arange(head - count, head) % ring
 
 
@@ -208,13 +210,14 @@ def initial_values(bundle: Bundle) -> Initial:
     """Return the first value of each state by name: a number, or a tensor of the weight file.
 
     Raises:
-        BundleError: a stored tensor has not the shape of a memory row, or does not broadcast to a "replace" state.
+        BundleError: a stored tensor does not have the shape of a memory row, or does not broadcast to a "replace"
+            state.
     """
     states = bundle.manifest.states
     stored = {state.initial for state in states if isinstance(state.initial, str)}
     tensors: Arrays = bundle.weights(*stored) if stored else {}
     initial: dict[str, Array] = {}
-    for state in states:  # rows of one name have the same first value in every update rule (`agreement`)
+    for state in states:  # `agreement` checked that a name has the same first value in every update rule
         if not isinstance(state.initial, str):
             exact = np.float64 if state.update == "replace" else np.float32
             initial[state.name] = np.asarray(state.initial or 0, exact)
@@ -232,10 +235,10 @@ def initial_values(bundle: Bundle) -> Initial:
 
 
 def start_of(state: StateTensor, value: Array) -> Array:
-    """Return a view of the first value that broadcasts over the state of any number of sequences.
+    """Return a view of a state's first value that broadcasts over any number of sequences and rows.
 
     Args:
-        value: first value from `initial_values`: of one sequence, or of one memory row.
+        value: first value from `initial_values`: one sequence's state, or one memory row.
     """
     shape = start_shape(state)
     if value.ndim == 0 or shape is None or 0 in shape:

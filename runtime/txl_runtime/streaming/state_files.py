@@ -1,4 +1,6 @@
-"""A reader of saved states, whole and with bounded memory (`bundle.tensor_file`), with messages for damaged ones."""
+"""A reader of saved states; it reads all tensors with limited memory (`bundle.tensor_file`) and explains
+damaged files.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,9 @@ from txl_runtime.files import open_plain
 from txl_runtime.types import Array
 
 ADVICE = "expected a saved state; StreamState.save writes one"
+"""Ending of every error message about a file that holds no saved state."""
 HEADER = 2**20
-"""Most bytes of the header, 1 MiB: enough for ten thousand tensors."""
+"""Maximum size of the file's header, 1 MiB: enough for about ten thousand tensors."""
 
 
 def tensors_of(data: bytes, source: str) -> tuple[dict[str, str], dict[str, Array]]:
@@ -41,7 +44,7 @@ def read_tensors(source: Path) -> tuple[dict[str, str], dict[str, Array]]:
 
 @contextlib.contextmanager
 def _explained(source: str) -> Iterator[None]:
-    """Turn any error of reading a file into a UsageError that names the file."""
+    """Turn any error while reading a file into a UsageError that names the file."""
     try:
         yield
     except (OSError, ValueError, msgspec.MsgspecError, RecursionError) as error:

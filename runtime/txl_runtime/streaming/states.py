@@ -1,9 +1,9 @@
-"""States by name, as streams return them: joined from single sequences, split into them, compared with the table.
+"""States by name, as streams return them: joining and splitting sequences, and comparing states with the state table.
 
-A taken state knows its model, so that it can be saved, as the snapshot of one sequence.
+A state that `take` returns knows its model, so it can be saved as the snapshot of one sequence.
 
-Memory is returned as float32 [b, rows, ...], the oldest row first; a sequence with fewer rows than others has zeros
-before them. Any other state has the table's type and shape, with b sequences.
+Memory is returned as float32 [b, rows, ...], the oldest row first; a sequence with fewer rows than the longest has
+zeros in front. Every other state has the declared type and shape, with b sequences.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class TakenState(RowState):
 
 
 def gathered(parts: Iterable[RowState], table: Sequence[StateTensor], batch_size: int, rows: int) -> dict[str, Array]:
-    """Join the tensors of single sequences, by name; an absent one is left out.
+    """Join the tensors of single sequences, by name; leave out a tensor that no sequence has.
 
     Args:
-        parts: the states of the sequences; each is copied before the next one is taken from the iterator.
-        rows: number of memory rows in the result: [b, rows, ...]; a sequence's own stand last.
+        parts: the states of the sequences; each is copied before the iterator is asked for the next.
+        rows: number of memory rows in the result, [b, rows, ...]; a shorter sequence is zero-padded in front.
     """
     found: dict[str, Array] = {}
     for row, part in enumerate(parts):
@@ -71,7 +71,7 @@ def gathered(parts: Iterable[RowState], table: Sequence[StateTensor], batch_size
 
 
 def as_declared(tensors: Arrays, table: Sequence[StateTensor]) -> dict[str, Array]:
-    """Return tensors that were gathered with M rows in the table's order of axes: e.g. [M, b, ...] of [b, M, ...]."""
+    """Return gathered tensors of M memory rows in the declared order of axes: e.g. [b, M, ...] becomes [M, b, ...]."""
     found = {state.name: (state, tensors[state.name]) for state in table if state.name in tensors}
     return {
         name: np.ascontiguousarray(state.axes.from_rows(array)) if state.counted else array
@@ -80,7 +80,7 @@ def as_declared(tensors: Arrays, table: Sequence[StateTensor]) -> dict[str, Arra
 
 
 def parted(state: StreamState, table: Sequence[StateTensor]) -> Iterator[RowState]:
-    """Yield the sequences of a checked snapshot; their arrays are views of the snapshot's."""
+    """Yield the state of each sequence of a checked snapshot; the arrays are views of the snapshot's."""
     rows, tensors = int(state.fill.max(initial=0)), {**state.memory, **(state.states or {})}
     heads = np.zeros_like(state.fill) if state.head is None else state.head
     held = [(entry, tensors[entry.name]) for entry in table if entry.name in tensors]
@@ -93,7 +93,7 @@ def parted(state: StreamState, table: Sequence[StateTensor]) -> Iterator[RowStat
 def snapshot_of(
     tensors: Arrays, fill: Ids, heads: Ids, manifest: Manifest, table: Sequence[StateTensor]
 ) -> StreamState:
-    """Return the snapshot of gathered tensors, with memory rows and whole tensors in their two fields."""
+    """Return the snapshot of gathered tensors: memory rows in its field `memory`, whole tensors in `states`."""
     memory, whole = (
         {entry.name: tensors[entry.name] for entry in table if entry.counted is rows and entry.name in tensors}
         for rows in (True, False)
@@ -105,7 +105,7 @@ def snapshot_of(
 def snapshot_of_row(row: RowState, manifest: Manifest, table: Sequence[StateTensor]) -> StreamState:
     """Return the snapshot of one sequence; its arrays are views of the row's."""
     slots = next((entry.slots for entry in table if entry.slots is not None), 1)
-    slot = row.head % slots  # a caller's RowState may hold any whole number, and the file has int32
+    slot = row.head % slots  # a caller's RowState may hold any whole number, but the file stores int32
     fill, head = (np.array([number], np.int32) for number in (row.fill, slot))
     axes = {entry.name: entry.taken for entry in table}
     tensors = {name: axes[name].joined([array]) for name, array in row.tensors.items()}
@@ -113,12 +113,12 @@ def snapshot_of_row(row: RowState, manifest: Manifest, table: Sequence[StateTens
 
 
 def keeps_whole(manifest: Manifest, table: Sequence[StateTensor]) -> bool:
-    """Return whether a snapshot has the field of whole tensors; without memory rows it does, even if there are none."""
+    """Return whether a snapshot has the field of whole tensors; without memory rows it always has, even if empty."""
     return not manifest.can.count_rows or any(not entry.counted for entry in table)
 
 
 def checked_row(state: RowState | StreamState, manifest: Manifest, table: Sequence[StateTensor]) -> RowState:
-    """Return the state of one sequence, taken or saved, after comparing it with a model.
+    """Return the state of one sequence after checking that it fits the model; it may come from `take` or from a file.
 
     Raises:
         UsageError: the state does not fit the model.
@@ -151,7 +151,7 @@ def check_fits(state: StreamState, manifest: Manifest, table: Sequence[StateTens
     NaN and infinity are allowed.
 
     Args:
-        batch_size: b, the stream's number of sequences.
+        batch_size: the stream's number of sequences, b.
 
     Raises:
         UsageError: the snapshot has a different model, form of memory or number of sequences, or a wrong tensor.
@@ -202,10 +202,10 @@ def _check_tensors(
     """Compare tensors with the table's states.
 
     Args:
-        batch_size: number of sequences in the tensors; None for one sequence's, which lack that axis.
+        batch_size: number of sequences in the tensors; None if the tensors have no axis of sequences.
 
     Raises:
-        UsageError: a tensor is missing or unknown, or its type, shape or number of rows is not one of a step's.
+        UsageError: a tensor is missing or unknown, or no step returns its type, shape or number of rows.
     """
     what, unknown = ("the sequence", "absent") if batch_size is None else ("the state", "no such tensor")
     known = {state.name: state for state in table}
@@ -231,7 +231,7 @@ def _check_tensors(
 
 
 def _check_reached(state: StateTensor, held: int, manifest: Manifest, what: str) -> None:
-    """Check that a growing state has a number of rows that one of the bundle's programs reads or returns."""
+    """Check that a growing state has 0 rows, or a number of rows that one of the bundle's programs reads or returns."""
     if state.rows is None or state.row_axis is None:
         return
     specs = [spec for program in manifest.programs for spec in (*program.inputs, *program.outputs)]

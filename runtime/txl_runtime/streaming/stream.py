@@ -1,4 +1,4 @@
-"""Streams, which run segments and carry the state from one to the next."""
+"""Streams, which run segments and carry the state from each segment to the next."""
 
 from __future__ import annotations
 
@@ -26,14 +26,18 @@ from txl_runtime.streaming.checks import (
 from txl_runtime.streaming.feeding import feed_arrays
 from txl_runtime.streaming.inputs import Segments, check_segment, require_tokens, strict_cuts, token_inputs
 from txl_runtime.streaming.loop import Closed, Loop, Result
-from txl_runtime.streaming.outputs import DrawCount, SegmentResult
+from txl_runtime.streaming.outputs import DrawCount, SegmentResult, StreamSoftmax
 from txl_runtime.streaming.programs import Want
 from txl_runtime.types import Array, Floats, Ids
 
 if TYPE_CHECKING:
     from txl_runtime.bundle.vocabulary import Vocabulary
     from txl_runtime.streaming.adjusting import Adjust, Allow
+    from txl_runtime.streaming.datastore import Datastore
     from txl_runtime.streaming.generation import Ends, Generation
+    from txl_runtime.streaming.lookup import Lookup, Positions
+
+REPLACED = "the stream was reset, selected or restored while generating; start generate again"
 
 
 class Stream(CarriedState):
@@ -42,14 +46,17 @@ class Stream(CarriedState):
     Each sequence has its own state and its own lengths, and does not influence the others, with two exceptions in the
     manifest: in lockstep all sequences run or none, and all are reset together; joint sequences influence one another.
     One stream must not be used by two threads at once; different streams of one model may be. An interrupt (Ctrl-C)
-    leaves the state before a segment or the one after it.
+    leaves either the state before a segment or the state after it.
 
     `run` and `feed` take arrays by name, for any model. `step`, `feed`, `score` and `generate` take token ids, for a
     model that reads nothing else and returns log-probabilities. If the bundle has a vocabulary, they also take text: a
     str for a single sequence, or a list of b.
 
     Attributes:
-        draws: counts of the tokens that `generate` drew, and of the softmax's tails that they needed.
+        draws: counters of the tokens that `generate` drew, of softmax tails computed for them, and of drafts.
+        limited: True if sequences keep fewer than M memory rows; a segment then sees more rows than single steps do.
+        open: an uncommitted segment, whose first `open.counts` positions are committed before the state is next read or
+            changed; None if there is none.
     """
 
     def __init__(
@@ -66,7 +73,10 @@ class Stream(CarriedState):
         tokens = manifest.tokens
         self._fluent = tokens.name if tokens is not None and manifest.can.feed_freely else ""
         self._segments, self.draws = Segments(manifest), DrawCount()
-        self._latest: Result | None = None  # a generation's; an attribute, so that closing the model releases it
+        # Values of a running `generate`; they are attributes, so that closing the model releases them.
+        self._latest: tuple[StreamSoftmax, Result] | None = None
+        self.open: Positions | None = None
+        self.limited = False
 
     def run(
         self,
@@ -78,12 +88,12 @@ class Stream(CarriedState):
         """Run ONE segment of named arrays.
 
         Args:
-            inputs: all inputs of the bundle's table by name, with b for "B", and T plus look-ahead for "L":
-                ["B", "L", 80] takes [b, T, 80].
-            lengths: as in `step`; if the model's lengths are exact, T is an exported segment length, and each is 0 or
-                T.
-            commit: whether the segment becomes part of the state; if not, the next one starts from the same state,
-                unless `commit` keeps this one, or a part of it.
+            inputs: all inputs of the bundle's table by name. "B" stands for b sequences and "L" for T positions plus
+                look-ahead: ["B", "L", 80] takes [b, T, 80].
+            lengths: as in `step`; if the model's lengths are exact, T must be an exported segment length, and each
+                length 0 or T.
+            commit: whether the segment becomes part of the state; if not, the next segment starts from the same state,
+                unless the method `commit` is called before it.
             require_finite: raise UsageError for NaN or infinity in an input, BackendError in an output or a state; no
                 state changes then.
 
@@ -92,23 +102,36 @@ class Stream(CarriedState):
 
         Raises:
             UsageError: an input is missing or unknown or has a wrong type or shape, or the model cannot run this T.
+
+        Example:
+            >>> stream = txl_runtime.load("samples/tiny.txl").stream()
+            >>> stream.run({"tokens": [[84, 104, 101]]})["logprobs"].shape
+            (1, 3, 256)
         """
         return self._segments.run(self._ready(), self._b, inputs, lengths, commit, require_finite)
 
     def commit(self, lengths: ArrayLike | None = None) -> None:
-        """Keep the latest segment of `run(..., commit=False)`, or its first positions, e.g. of a draft what came true.
+        """Commit the latest segment of `run(..., commit=False)`, or its first positions, e.g. the right part of a
+        draft.
 
-        Nothing happens if it is part of the state already, or if the state has changed since; a `run` whose arguments
-        are refused leaves the segment before it to commit. A ring only advances; where a state is replaced, the part
-        runs once more, with the same inputs.
+        Nothing happens if it is part of the state already, or if the state has changed since. A `run` that refuses its
+        arguments changes nothing: the earlier segment can still be committed. A ring only advances; for a state that
+        steps replace, the part runs once more with the same inputs.
 
         Args:
-            lengths: int [b], positions to keep of each sequence, from 0 to those that ran; None: all that ran.
+            lengths: int [b], number of positions to keep of each sequence, 0 … the number that ran; None keeps all.
 
         Raises:
-            UsageError: a length is larger, or the model cannot keep such a part (rolled memory, exact or whole
-                segments, lockstep). Other lengths can still be given.
-            BackendError: the engine failed where the part ran again; the state is the one before the segment.
+            UsageError: a length is larger than the positions that ran, or the model cannot keep this part (rolled
+                memory, exact or whole segments, lockstep). `commit` can be called again with other lengths.
+            BackendError: the engine failed while the part ran again; the state is the one before the segment.
+
+        Example:
+            >>> stream = txl_runtime.load("samples/tiny.txl").stream()
+            >>> found = stream.run({"tokens": [[84, 104, 101]]}, commit=False)
+            >>> stream.commit([2])
+            >>> stream.fill
+            array([2], dtype=int32)
         """
         loop = self._ready()
         loop.commit(None if lengths is None else check_lengths(lengths, self._b, self._longest))
@@ -118,13 +141,19 @@ class Stream(CarriedState):
 
         Args:
             tokens: int [b, T], T at most the largest segment length; values beyond `lengths` are ignored.
-            lengths: int [b], tokens that count per sequence, 0 for an idle one; None: all T count.
+            lengths: int [b], number of tokens that count in each sequence, 0 for an idle one; None: all T count.
 
         Returns:
             Natural log-probabilities of the next token after each position, float32 [b, T, V]; 0 beyond `lengths`.
 
         Raises:
             UsageError: tokens have a wrong type, shape or range, or are more than one segment.
+
+        Example:
+            >>> stream = txl_runtime.load("samples/tiny.txl").stream()
+            >>> logprobs = stream.step([[84, 104, 101]])
+            >>> logprobs.shape, np.allclose(np.exp(logprobs).sum(axis=-1), 1, atol=1e-4)
+            ((1, 3, 256), True)
         """
         ids, counts = self._tokens("step", tokens, lengths, self._longest if self._fluent else None)
         if not self._fluent:
@@ -144,9 +173,9 @@ class Stream(CarriedState):
     def feed(
         self, tokens: Mapping[str, ArrayLike] | ArrayLike, lengths: ArrayLike | None = None, last: bool = False
     ) -> dict[str, Array] | Floats:
-        """Run any number of positions, cut into segments: 20 positions with L = 8 run as 8, 8 and 4.
+        """Run any number of positions, cut into segments: 20 positions run as 8, 8 and 4 if segments have 8.
 
-        If a model's lengths are exact, the rest is cut into its shorter lengths, the longest first.
+        If the model's segment lengths are exact, the rest is cut into shorter exported lengths, the longest first.
 
         Args:
             tokens: as in `step`, with any T of at least 1; or arrays by name as in `run`, which are cut along "L".
@@ -158,7 +187,14 @@ class Stream(CarriedState):
             of the last segment in which its sequence had a position.
 
         Raises:
-            UsageError: as in `step` or `run`; or a model with exact lengths has none for the rest.
+            UsageError: as in `step` or `run`; or the rest does not fit the exact segment lengths.
+
+        Example:
+            >>> stream = txl_runtime.load("samples/tiny.txl").stream()
+            >>> stream.feed("a text of 28 bytes, with L 8").shape, stream.fill
+            ((1, 28, 256), array([28], dtype=int32))
+            >>> stream.feed([[32, 97]], last=True).shape
+            (1, 256)
         """
         if last is not False:
             last = check_flag(last, "last")
@@ -180,23 +216,55 @@ class Stream(CarriedState):
             self._logprobs(ids[:, first:end], segment_counts, result[:, first:end])
         return result
 
-    def score(self, tokens: ArrayLike, lengths: ArrayLike | None = None) -> Floats:
+    def features(self, tokens: ArrayLike, lengths: ArrayLike | None = None) -> Floats:
+        """Feed tokens as `feed` does; return what enters the softmax after each, float32 [b, T, F]; 0 beyond `lengths`.
+
+        Raises:
+            UsageError: as in `step`; or the model's programs return log-probabilities alone.
+        """
+        from txl_runtime.streaming.datastore import check_features
+
+        self._require("features")
+        check_features("features", self.loop.output)
+        ids, counts = self._tokens("features", tokens, lengths)
+        result: Floats | None = None
+        for first, end, inside in self._cuts(ids.shape[1], counts):
+            rows = self._ready().run(self._inputs(ids[:, first:end]), inside).rows()
+            result = zeros((*ids.shape, rows.shape[2])) if result is None else result
+            np.copyto(result[:, first:end], rows, where=(np.arange(end - first) < inside[:, None])[:, :, None])
+        return zeros((*ids.shape, 0)) if result is None else result
+
+    def score(
+        self, tokens: ArrayLike, lengths: ArrayLike | None = None, *, datastore: Datastore | None = None
+    ) -> Floats:
         """Return the negative log-likelihood, in nats, of each token after the first.
 
-        It feeds tokens[:, :-1] with `feed`'s cuts, so the memory advances by T-1; the last token is only a target.
+        It feeds tokens[:, :-1] in the segments of `feed`, so the memory advances by T-1. The last token is only a
+        target.
 
         Args:
             tokens: as in `step`, with any T of at least 1.
-            lengths: int [b], tokens that count per sequence, including the last target: a sequence advances by one
-                less. 0 and 1 leave it idle; None: all T count.
+            lengths: int [b], number of tokens that count in each sequence, including the last target: the sequence
+                advances by one less. 0 and 1 leave it idle; None: all T count.
+            datastore: a store that is searched at each position, and whose neighbours are mixed in.
 
         Returns:
             float32 [b, T-1]: the nll of tokens[:, 1:]; 0 beyond `lengths`.
 
         Raises:
-            UsageError: as in `step`; or the model has no state after every token.
+            UsageError: as in `step`; or the model has no state after every token, or no features for `datastore`.
+
+        Example:
+            >>> stream = txl_runtime.load("samples/tiny.txl").stream()
+            >>> nll = stream.score("The licence")
+            >>> nll.shape, bool(nll.min() > 0)
+            ((1, 10), True)
         """
         self._require("score")
+        if datastore is not None:
+            from txl_runtime.streaming.datastore import check_datastore, mixed_nll, searched
+
+            check_datastore(datastore, self.loop.output)
         tokens, lengths = self._encoded(tokens, lengths)
         ids, counts = check_tokens(tokens, self._b, self._vocab_size, lengths)
         steps, fed = ids.shape[1] - 1, np.maximum(counts - 1, 0)
@@ -204,8 +272,15 @@ class Stream(CarriedState):
         given = ids[:, :-1] * counted  # the last token of each row is only a target: 0 is fed in its place
         for first, last, inside in self._cuts(steps, fed):
             inputs = {**self._inputs(given[:, first:last]), "targets": ids[:, first + 1 : last + 1]}
-            nll = self._ready().run(inputs, inside, "nll").nll()
-            np.copyto(result[:, first:last], nll, where=counted[:, first:last])
+            ran, inner = (
+                self._ready().run(inputs, inside, "nll" if datastore is None else "rows"),
+                counted[:, first:last],
+            )
+            nll = ran.nll()
+            if datastore is not None:
+                neighbours = searched(datastore, ran.rows()[inner], self.loop.output)
+                nll[inner] = mixed_nll(nll[inner], inputs["targets"][inner], *neighbours)
+            np.copyto(result[:, first:last], nll, where=inner)
         return result
 
     def generate(
@@ -226,39 +301,54 @@ class Stream(CarriedState):
         logit_bias: Mapping[int, float] | None = None,
         allow: Allow | None = None,
         forbid: Iterable[int] = (),
+        lookup: int = 0,
+        datastore: Datastore | None = None,
     ) -> Generation:
         """Continue a prompt, one token per sequence at a time.
 
-        The first `next` feeds the prompt, and every further one the token that was yielded before: if a caller stops
-        early, the memory holds all yielded tokens but the last. A sequence that has yielded one of `stop_tokens`, or
-        the end of one of `stop_texts`, stays idle and repeats that token until every sequence has ended; in lockstep it
-        is fed until then, too.
+        The first `next` feeds the prompt, and every later `next` feeds the token that was yielded before. So if a
+        caller stops early, the memory holds all yielded tokens but the last. A sequence that has yielded one of
+        `stop_tokens`, or the end of one of `stop_texts`, stays idle and repeats that token until every sequence has
+        ended; in lockstep it is still fed.
 
         Args:
             prompt: int [b, T], or [T] for a single sequence, T at least 1; or text.
-            max_new_tokens: the most tokens to yield.
+            max_new_tokens: maximum number of tokens to yield.
             temperature, top_k, top_p, seed: see `txl_runtime.streaming.sampling.Sampler`; temperature 0 is greedy.
             stop_tokens: ids that end a sequence; they are yielded.
-            lengths: int [b], prompt tokens that count per sequence, at least 1 each.
+            lengths: int [b], number of prompt tokens that count in each sequence, at least 1.
             stop_texts: texts that end a sequence; their tokens are yielded, but `texts` leaves them out.
             logprobs: whether to compute `Generation.logprobs`.
             feed_last: feed each token before it is yielded: the memory then always holds all yielded tokens, and each
                 token comes one step later.
             adjust: a function of one sequence's whole row, float64 [V] in vocabulary order, and of its tokens so far,
                 int32 [n], those of the prompt first; it returns the row to draw from, float64 or float32 [V], with -inf
-                for a token that is never drawn. It comes before the temperature. The next three are done to what it
-                returns, in this order.
+                for a token that is never drawn. It is applied before the temperature. `logit_bias`, `allow` and
+                `forbid` are then applied to the returned row, in this order.
             logit_bias: numbers, -100 … 100, to add to log-probabilities, by token id.
             allow: the only ids to draw; or a function that returns them before each draw, given a sequence's tokens so
                 far.
             forbid: ids that are never drawn.
+            lookup: maximum number of tokens of a draft, 0 … 4; 0 is off. A draft consists of the tokens that followed
+                the latest tokens at an earlier place of the sequence. It runs as one segment, of which the correctly
+                predicted positions are kept: fewer runs for the same tokens, up to rounding of logits. Drafts pause
+                while they lose time. With several sequences, the first wrong token ends the draft of all.
+            datastore: a store that is searched before each draw, and whose neighbours are mixed into the row, before
+                `adjust`.
 
         Returns:
             An iterator of int32 [b], which also has the tokens' text and log-probabilities.
 
         Raises:
-            UsageError: a prompt or option is wrong, or the model cannot generate; raised at once. While iterating:
-                `adjust` or `allow` failed or left no token; memory then holds all that was yielded.
+            UsageError: raised by this call: a prompt or option is wrong, the model cannot generate, or `lookup` is
+                given and a segment does not equal single steps. Raised while iterating: `adjust` or `allow` failed or
+                left no token; memory then holds all yielded tokens.
+
+        Example:
+            >>> stream = txl_runtime.load("samples/tiny.txl").stream()
+            >>> drawn = [int(token[0]) for token in stream.generate("The ", 5, seed=1, allow=[97, 98])]
+            >>> len(drawn), {97, 98}.issuperset(drawn)
+            (5, True)
         """
         self._require("generate")
         prompt, lengths = self._encoded(prompt, lengths)
@@ -279,17 +369,37 @@ class Stream(CarriedState):
         from txl_runtime.streaming.texts import check_stop_texts
 
         adjusted = adjustment(self._vocab_size, adjust, logit_bias, allow, forbid)
-        samplers = [Sampler(temperature, top_k, top_p, seed, stream, adjusted) for stream in range(self._b)]
+        if datastore is not None:
+            from txl_runtime.streaming.datastore import check_datastore
+
+            check_datastore(datastore, self.loop.output)
+        samplers = [Sampler(temperature, top_k, top_p, seed, stream, adjusted, datastore) for stream in range(self._b)]
         for sampler, row, count in zip(samplers, ids, counts, strict=True):
             sampler.read(row[:count])
         stops, texts = check_stop_tokens(stop_tokens, self._vocab_size), check_stop_texts(stop_texts)
         ends, asked = Ends(self._b, stops, texts, self._vocabulary), check_flag(logprobs, "logprobs")
         heat = {"temperature": np.full(self._b, samplers[0].heat, np.float32)}
-        early, draw = check_flag(feed_last, "feed_last"), partial(draw_all, samplers)
-        return Generation(self._continue(ids, counts, int(max_new_tokens), heat, draw, ends, asked, early), ends)
+        early, draw, guesses = check_flag(feed_last, "feed_last"), partial(draw_all, samplers), None
+        if lookup != 0:
+            from txl_runtime.streaming.lookup import Lookup, Pace, longest_draft
+
+            prompts = [row[:count].tolist() for row, count in zip(ids, counts, strict=True)]
+            longest = longest_draft(lookup, self._manifest, self.loop.parts)
+            if self.limited:
+                rows = self._manifest.memory_length
+                raise UsageError(
+                    f"lookup is {lookup}, expected 0 in a stream of fewer than {rows} memory rows, "
+                    "whose segments see more than single steps do; leave lookup or memory_length out"
+                )
+            guesses = Lookup(longest, prompts, Pace())
+        drawn = self._continue(
+            self._selected, ids, counts, int(max_new_tokens), heat, draw, ends, asked, early, guesses
+        )
+        return Generation(drawn, ends)
 
     def _continue(
         self,
+        selected: int,
         ids: Ids,
         counts: Ids,
         max_new_tokens: int,
@@ -298,34 +408,83 @@ class Stream(CarriedState):
         ends: Ends,
         logprobs: bool,
         early: bool,
+        lookup: Lookup | None,
     ) -> Generator[Ids, None, None]:
-        self._latest = self._feed_last(ids, counts, "next", heat)
+        if self._selected != selected:
+            raise UsageError(REPLACED)
+        self._latest = self.loop.output, self._feed_last(ids, counts, "next", heat)
         token, running, replaced = np.zeros(self._b, np.int32), np.ones(self._b, np.bool_), self._replaced
         for index in range(max_new_tokens):
-            if index:
-                if self._replaced != replaced:
-                    raise UsageError(
-                        "the stream was reset, selected or restored while generating; start generate again"
-                    )
-                if not early:
-                    self._feed_drawn(token, running, heat)
-            draw(running, self._ready().output, self._latest, token, self.draws)
-            if logprobs:
-                ends.logprobs = np.where(running, -self.loop.output.nll(self._latest.last(), token), np.float32(0))
+            if lookup is not None:
+                lookup.pace.start()
+            if index and self._replaced != replaced:
+                raise UsageError(REPLACED)
+            if index and not early:
+                self._feed_drawn(token, running, heat, lookup, max_new_tokens - index)
+            self._draw(draw, token, running, ends if logprobs else None)
             if early:
-                self._feed_drawn(token, running, heat)
+                self._feed_drawn(token, running, heat, lookup, max_new_tokens - index - 1)
+            if lookup is not None:
+                lookup.pace.stop()
             ends.take(token, running, index == max_new_tokens - 1)
             yield token.copy()
-            if not np.count_nonzero(running):  # faster than `any` on small arrays
+            if not np.count_nonzero(running):  # faster than `any` for small arrays
                 return
 
-    def _feed_drawn(self, token: Ids, running: NDArray[np.bool_], heat: Mapping[str, Array]) -> None:
-        """Feed a token of each running sequence; in lockstep, of all."""
+    def _draw(self, draw: Callable[..., None], token: Ids, running: NDArray[np.bool_], ends: Ends | None) -> None:
+        """Draw from the latest result into token [b]; a separate method, so that `_continue` references no engine."""
+        loop = self._whole()
+        # if the model is closed, `loop.output` raises
+        output, result = self._latest or (loop.output, cast("Result", None))
+        draw(running, output, result, token, self.draws)
+        if ends is not None:
+            ends.logprobs = np.where(running, -output.nll(result.last(), token), np.float32(0))
+
+    def _feed_drawn(
+        self, token: Ids, running: NDArray[np.bool_], heat: Mapping[str, Array], lookup: Lookup | None, left: int
+    ) -> None:
+        """Feed the drawn token of each running sequence; in lockstep, of all sequences.
+
+        Args:
+            left: number of tokens that are still to be drawn after this one.
+        """
         fed = running if self._can.run_apart else np.ones_like(running)
-        self._latest = self._ready().run({**self._inputs(token[:, None]), **heat}, fed.astype(np.int32), "next")
+        if lookup is not None:
+            lookup.add(token)
+            opened = self.open
+            if opened is not None and lookup.follows(opened, token, fed):
+                self.draws.kept += int(np.count_nonzero(fed))
+                self._latest = opened, opened.result()
+                return
+            self._settle()
+            found = lookup.find(fed, left - 1)
+            if found is not None:
+                ids = np.concatenate([token[:, None], found], axis=1)
+                inputs, counts = {**self._inputs(ids), **heat}, fed.astype(np.int32) * ids.shape[1]
+                result = self._whole().run(inputs, counts, "rows", commit=False)
+                self.open = draft = lookup.begin(self.loop.output, result, ids, fed)
+                self.draws.drafts += 1
+                self.draws.drafted += found.shape[1] * int(np.count_nonzero(fed))
+                self._latest = draft, draft.result()
+                return
+        loop = self._ready()
+        result = loop.run({**self._inputs(token[:, None]), **heat}, fed.astype(np.int32), "next")
+        self._latest = loop.output, result
+
+    def _settle(self) -> None:
+        """Commit the correctly predicted positions of an open segment; do nothing if no segment is open.
+
+        Raises:
+            BackendError: the engine failed while the part ran again; the tokens yielded since are not in the state.
+        """
+        opened, self.open = self.open, None
+        if opened is not None:
+            self.half_changed = True
+            opened.keep(self.loop)
+            self.half_changed = False
 
     def _feed_last(self, ids: Ids, counts: Ids, want: Want, more: Mapping[str, Array]) -> Result:
-        """Feed checked tokens; return a result whose `last` is that of each sequence's last counted position."""
+        """Feed checked tokens; return a result whose `last` is the row at each sequence's last counted position."""
         latest: Floats | None = None
         for first, last, segment_counts in self._cuts(ids.shape[1], counts):
             result = self._ready().run({**self._inputs(ids[:, first:last]), **more}, segment_counts, want)
@@ -341,10 +500,10 @@ class Stream(CarriedState):
 
     def _close(self) -> None:
         """Release the loop and its results; `Model.close` calls this."""
-        self.loop, self._latest = cast("Loop", Closed()), None
+        self.loop, self._latest, self.open = cast("Loop", Closed()), None, None
 
     def _cuts(self, length: int, counts: Ids) -> Iterable[tuple[int, int, Ids]]:
-        """Return (first, last, counts) of `feed`'s segments, except those in which no sequence has a position."""
+        """Return (first, last, counts) of `feed`'s segments, without segments in which all counts are 0."""
         if not self._fluent:
             return strict_cuts(length, counts, self._manifest)
         return cut_at([*range(0, length, self._longest), length], counts)
@@ -371,7 +530,7 @@ class Stream(CarriedState):
         return check_tokens(tokens, self._b, self._vocab_size, lengths, most=most)
 
     def _encoded(self, tokens: ArrayLike, lengths: ArrayLike | None) -> tuple[ArrayLike, ArrayLike | None]:
-        """Return token ids and lengths, after encoding text."""
+        """Return token ids and lengths; text is encoded first."""
         if is_text(tokens):
             from txl_runtime.streaming.texts import encoded
 
@@ -382,6 +541,6 @@ class Stream(CarriedState):
         return tokens, lengths
 
     def _logprobs(self, ids: Ids, counts: Ids, out: Floats) -> None:
-        """Run one segment of checked tokens, writing log-probabilities of counted rows into out [b, T, V] of zeros."""
+        """Run one segment of checked tokens; write log-probabilities where positions count into zeros out [b, T, V]."""
         loop = self._ready()
         loop.output.counted(loop.run(self._inputs(ids), counts).rows(), counts, out)

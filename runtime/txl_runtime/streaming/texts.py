@@ -1,7 +1,7 @@
-r"""Conversion of text to tokens, and of tokens to text piece by piece, which holds back unfinished characters.
+r"""Conversion of text to tokens, and of tokens to text one by one, holding back unfinished characters.
 
-A text is its tokens' bytes, read as UTF-8. Bytes that are no UTF-8 become U+FFFD in a text; the name of a single token
-with such bytes is e.g. `bytes:\xff`.
+The tokens' bytes are joined and read as UTF-8. Bytes that are not UTF-8 become U+FFFD in a text; a single token of
+bytes that are not UTF-8 is named e.g. `bytes:\xff`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def padded(sequences: Sequence[Ids]) -> tuple[Ids, Ids]:
 
 
 class TokenTexts:
-    """A cache of tokens' bytes and names."""
+    """A cache of the bytes and names of tokens."""
 
     def __init__(self, vocabulary: Vocabulary | None) -> None:
         self._vocabulary = vocabulary
@@ -65,7 +65,7 @@ class TokenTexts:
         return found
 
     def name(self, token: int) -> str:
-        r"""Return the name of a token for clients: its text, or e.g. `bytes:\xff`."""
+        r"""The name that clients see for a token: its text, or e.g. `bytes:\xff` if its bytes are not UTF-8."""
         found = self._names.get(token)
         if found is None:
             data = self.bytes_of(token)
@@ -78,7 +78,7 @@ class TokenTexts:
 
 
 def check_stop_texts(stop_texts: object, what: str = "stop_texts") -> tuple[str, ...]:
-    """Return the texts that end a sequence; a str is a single one.
+    """Return the texts that end a sequence as a tuple; a single str becomes a tuple of one.
 
     Raises:
         UsageError: the argument is no list of texts, or one of them is empty.
@@ -93,16 +93,15 @@ def check_stop_texts(stop_texts: object, what: str = "stop_texts") -> tuple[str,
 class TextStream:
     """A decoder of tokens that come one by one, which holds back text that may become a stop text.
 
-    The text ends before the stop text that is complete first; of several that end at the same place, before the
-    longest. So the result does not depend on how the text is cut into tokens.
+    The text ends before the stop text that is complete first; if several end at the same place, before the longest. So
+    the result does not depend on how the text is cut into tokens.
 
     Args:
-        stops: the stop texts; a str is a single one.
+        stops: the stop texts; a str is one stop text.
 
     Attributes:
-        decoded: number of characters so far, with held-back ones, without those from a stop text on: the place in the
-            text where the next token begins.
-        stopped: whether a stop text came; text after it is ignored.
+        decoded: number of characters so far, including held-back ones, up to a stop text; the next token begins there.
+        stopped: True after a stop text; later text is ignored.
 
     Raises:
         UsageError: the stop texts are no list of texts, or one of them is empty.
@@ -114,7 +113,7 @@ class TextStream:
         self.decoded, self.stopped = 0, False
 
     def echo(self, piece: bytes) -> str:
-        """Return the text of a prompt's token, in which stop texts are not looked for."""
+        """Return the text of a prompt token, without looking for stop texts in it."""
         text = self._decoder.decode(piece)
         self.decoded += len(text)
         return text
@@ -141,7 +140,7 @@ class TextStream:
         return held[: len(held) - keep]
 
     def _possible(self, held: str) -> int:
-        """Return how many characters at the end may begin a stop text: 2 for "a b##" and the stop text "###"."""
+        """Return the number of characters at the end that may begin a stop text: 2 for "a b##" and "###"."""
         most = 0
         for stop in self._stops:
             for size in range(min(len(stop) - 1, len(held)), most, -1):

@@ -1,4 +1,4 @@
-"""What proves that a refactoring changes no bit: it repeats itself, and it notices what changes."""
+"""The proof that a refactoring changes no bit: it repeats itself, and it notices a change."""
 
 from __future__ import annotations
 

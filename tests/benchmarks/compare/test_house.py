@@ -40,7 +40,7 @@ def checkout(folder: Path, **modules: str) -> Path:
         ("if is_transformer_xl(model.manifest): pass", ["flag"]),
         ('table = m.states_of("rolled") or states', ["lookup"]),
         ('kinds = {"ring": Ring, "rolled": Rolled}', ["table"]),
-        # What asks nothing, or asks about a property:
+        # Code that asks nothing, or asks about a property:
         ('states = manifest.states_of("rolled")', []),
         ('if manifest.streams == "lockstep" or program.open_batch: pass', []),
         ('if "fill" in roles: pass', []),

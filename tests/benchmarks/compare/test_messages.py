@@ -1,4 +1,4 @@
-"""What tests were told is recorded by test, and a message that is lost or changed is found."""
+"""Messages of tests are recorded by test, and one that is lost or changed is found."""
 
 from __future__ import annotations
 

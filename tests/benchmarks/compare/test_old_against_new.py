@@ -1,4 +1,4 @@
-"""What two checkouts are timed on."""
+"""The works on which two checkouts are timed."""
 
 from __future__ import annotations
 

@@ -28,11 +28,12 @@ from gpu_journal import Found, Journal
 from stand_ins.cuda import open_built
 from stand_ins.driver import FakeDriver
 from stand_ins.engine import open_fake_device
-from txl_engines import given_weights
+from txl_engines import given_weights, rounded_weights
 from txl_runtime import load
+from txl_runtime.bundle.engines.files import bundle_engines, find_engines
+from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.device import choosing
-from txl_runtime.device.engines import files as engine_files
-from txl_runtime.device.engines.files import find_engines
+from txl_runtime.device.engines import fitting
 from txl_runtime.device.gpu import gpu_name
 from txl_runtime.selftest import run_selftest
 
@@ -269,7 +270,7 @@ def test_a_node_costs_the_difference_between_graphs(monkeypatch: pytest.MonkeyPa
 
 
 def timed(path: Path, folder: Path, engine: str) -> dict[str, Found]:
-    """What the worker notes of an engine in a first contact."""
+    """Return the worker's steps of an engine in a first contact."""
     given = argparse.Namespace(bundle=path, engine=engine, update="none", segments=0, seconds=0.01)
     journal = Journal(engine, folder)
     gpu_worker.engine(journal, given)
@@ -285,7 +286,7 @@ def test_rtx_is_timed_with_records_of_the_loop_and_its_own_and_with_weights_shar
 ) -> None:
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has no wheel for this platform")
     monkeypatch.setattr(given_weights, "LEAST_BYTES", 256)
-    monkeypatch.setattr(engine_files, "gpu_name", lambda: "Fake RTX, SM 86")
+    monkeypatch.setattr(fitting, "gpu_name", lambda: "Fake RTX, SM 86")
     shared: list[bool] = []
 
     def open_device(_: str, bundle: Any, rule: str | None) -> Any:
@@ -293,11 +294,13 @@ def test_rtx_is_timed_with_records_of_the_loop_and_its_own_and_with_weights_shar
         return open_built(bundle.path, update=rule)[0]
 
     monkeypatch.setattr(choosing, "open_device", open_device)
-    path = Path(shutil.copytree(BUNDLES[1], tmp_path / "a.txl"))
-    engines = ("rtx", "rtx-alone", "rtx-own")
+    path = Path(shutil.copytree(BUNDLES[0], tmp_path / "a.txl"))
+    monkeypatch.setattr(rounded_weights, "LEAST", 256)
+    engines = ("rtx", "rtx-alone", "rtx-own", "rtx-int8")
     said = [set(timed(path, tmp_path, engine)["score"].figures["recorded"].values()) for engine in engines]
-    assert said == [{"recorded"}, {"by the engine"}, {"recorded"}]
-    assert shared == [True, True, False]
+    assert said == [{"recorded"}, {"by the engine"}, {"recorded"}, {"recorded"}]
+    assert shared == [True, True, False, True]
+    assert {sidecar.identity.rounding for _, sidecar in bundle_engines(open_bundle(path))} == {"int8"}
 
 
 @pytest.mark.filterwarnings("ignore")  # the compiler's own deprecations
@@ -319,7 +322,7 @@ def test_pytorch_runs_a_model_that_could_not_be_exported(monkeypatch: pytest.Mon
 
 PACKAGES = """torch torchgen functorch numpy numpy.libs msgspec typing_extensions.py sympy mpmath filelock jinja2
 markupsafe networkx fsspec onnx onnxruntime safetensors ml_dtypes google flatbuffers packaging"""
-"""What PyTorch brings and what interpreting and comparing programs needs; nothing that exports."""
+"""The packages that PyTorch brings, and those that interpret and compare programs; nothing that exports."""
 
 
 @pytest.mark.slow

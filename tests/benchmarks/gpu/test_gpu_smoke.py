@@ -65,7 +65,7 @@ def first_row(real: Any) -> Any:
 
 
 def not_far(self: Queue, to: int, width: int, rows: int = 1, pitch: int = 0) -> None:
-    """Zero as if sizes had so many bits only that BIG does not fit."""
+    """Zero as if sizes had one bit less than BIG."""
     size = width * rows % BIG
     if size:
         self._driver.cuMemsetD8Async(to, 0, size, self.handle)

@@ -21,8 +21,8 @@ from torch_engine import HostPlace, Interpreter, TorchExecutable, open_torch, vi
 from txl_engines.composing import whole_programs
 from txl_runtime import load
 from txl_runtime.bundle.reading import Bundle, open_bundle
-from txl_runtime.bundle.tables import Program, TensorSpec
-from txl_runtime.device.dtypes import stored_type, tensor_bytes
+from txl_runtime.bundle.tables import Program, TensorSpec, tensor_bytes
+from txl_runtime.device.dtypes import stored_type
 from txl_runtime.device.interface import ALIGNMENT, Launch, host_address
 from txl_runtime.errors import BackendError, UsageError
 

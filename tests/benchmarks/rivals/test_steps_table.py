@@ -61,6 +61,8 @@ def test_a_bundle_has_a_row_for_every_way_to_load_that_this_runtime_has(tmp_path
     monkeypatch.setattr(steps_table, "LOADS", {"": {}, " (lean)": {"lean": True}, " (new)": {"unheard_of": True}})
     made = bundles(CELL, ("fp32", "int8"), tmp_path / "old", tmp_path)
     assert [*made] == ["bundle fp32 (lean)", "before fp32", "bundle int8", "bundle int8 (lean)", "before int8"]
+    more = bundles(CELL, ("int8",), None, tmp_path, ("fp32", "fp16"))
+    assert [*more][-2:] == ["native int8, K and V fp32", "native int8, K and V fp16"]
     asked = []
     monkeypatch.setattr(steps_table, "bundle_of", lambda *what: asked.append(what) or tmp_path)
     monkeypatch.setattr(txl_runtime, "load", lambda path, **how: pytest.fail(f"{how}"))
@@ -101,7 +103,7 @@ def test_it_runs_beside_another_checkout_with_bundles_that_are_there(tmp_path) -
     work = tmp_path / "work"
     made = steps_table.bundle_of(CELL, "fp32", ROOT, work / "bundles")
     shutil.copytree(made, work / "before" / made.name)
-    command = [sys.executable, SCRIPT, "--quick", "--against", "onnx-kv", "--before", ROOT, "--work", work]
+    command = [sys.executable, SCRIPT, "--quick", "--against", "onnx-kv", "--before", ROOT, "--work", work, "--native"]
     done = subprocess.run(
         [*command, "--out", tmp_path / "out"], capture_output=True, text=True, timeout=280, check=False
     )

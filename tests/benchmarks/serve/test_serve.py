@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 import serve_kills
 import serve_load
+import servers_behind_nginx
+from frozen import frozen
+from nginx_process import NGINX
 
 pytestmark = pytest.mark.slow
 
@@ -32,6 +35,14 @@ def test_an_overloaded_server_says_when_to_come_again_and_serves_all(bundle: Pat
     found = serve_load.load(bundle, tmp_path / "over", clients=5, requests=3, kill_every=0, options=options)
     assert found["problems"] == []
     assert found["requests"] == 15
+
+
+@pytest.mark.skipif(NGINX is None, reason="nginx is not installed here")
+def test_two_servers_behind_nginx_answer_all_turns() -> None:
+    *_, two = servers_behind_nginx.WAYS
+    found = servers_behind_nginx.measured(frozen("clusters"), two, sessions=3)
+    assert found.rate > 0
+    assert found.processor > 0
 
 
 def test_sessions_go_on_where_the_last_checkpoint_was_when_the_server_is_killed(bundle: Path, tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ MODELS = {
     "plain": ({}, {}),
     "no memory": ({}, {}, 0),
     "window of M": ({}, {"window": M}),
+    "single steps": ({}, {"single_steps": 5}),
     "window of M + 1, clamp, pre-norm": ({"pre_lnorm": True, "final_norm": True}, {"window": 8, "clamp_length": 3}),
     "zeros attended, biases": ({"attention_bias": True, "pre_lnorm": True}, {"memory_start": "zeros"}),
     "adaptive, div_val 2": ({"cutoffs": (20, 40), "div_val": 2}, {"memory_start": "zeros"}),
@@ -53,7 +54,7 @@ def parts_of(changes: dict, dialect: dict, memory_length: int = M) -> tuple[Shar
 
 
 def largest_error(competitor: Eager, reference: PaperModel) -> float:
-    """Of log-probabilities, next tokens and nats, in turns, over chained segments."""
+    """Return the largest error of log-probabilities, next tokens and nats, in turns, over chained segments."""
     draws, worst = np.random.default_rng(0), 0.0
     memory = reference.initial_memory(BATCH)
     for index, length in enumerate(LENGTHS):

@@ -1,4 +1,4 @@
-"""What `bench` measures on a device: Python without programs, the device's own memory, the backend asked for."""
+"""`bench` on a device: Python without programs, the device's own memory, the backend asked for."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from txl_runtime.model import Model
 
 from txl_deploy.bench import on_device, processes
 from txl_deploy.bench.competitor import BundleCompetitor
-from txl_deploy.bench.floor import HostBandwidth
+from txl_deploy.bench.floor import HostBandwidth, floor_of
 from txl_deploy.bench.measuring import bench, time_tasks
 from txl_deploy.bench.on_device import DeviceBandwidth, bandwidth_of, device_floors, import_library, without_programs
 from txl_deploy.bench.overhead import PYTHON, WITH_DRIVER, overhead
@@ -174,21 +174,26 @@ def test_c8_where_the_device_has_no_room_nothing_is_shown(model: Model, capsys: 
     assert len(panels(without)) == len(panels(report))
 
 
-def listing(kernels: dict[str, int | None], target: str = "rtx") -> Callable[[Any], list[tuple[str, Any]]]:
+def listing(
+    kernels: dict[str, int | None], target: str = "rtx", saved: int = 0
+) -> Callable[[Any], list[tuple[str, Any]]]:
     """A bundle's engines: a file and a sidecar for each program named."""
-    return lambda _: [
-        (f"engines/{target}/{name}.engine", SimpleNamespace(identity=SimpleNamespace(program=name), kernels=count))
-        for name, count in kernels.items()
-    ]
+
+    def sidecar(name: str, count: int | None) -> SimpleNamespace:
+        return SimpleNamespace(identity=SimpleNamespace(program=name), kernels=count, saved_bytes=saved)
+
+    return lambda _: [(f"engines/{target}/{name}.engine", sidecar(name, count)) for name, count in kernels.items()]
 
 
 def test_the_floor_of_a_step_on_a_device_is_its_bytes_at_the_memory_s_speed(
     model: Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(on_device, "bundle_engines", listing({"logprobs-ring-1": 5, "logprobs-ring-5": 99}))
+    plain = sum(floor_of(model.bundle, 1).values())
+    monkeypatch.setattr(on_device, "bundle_engines", listing({"logprobs-ring-1": 5, "logprobs-ring-5": 99}, saved=40))
     report = bench(Works(model), threads=1, seconds=0.01, rounds=1, processes=False)
     measured, stated = report.device_floors
-    assert measured.bytes == stated.bytes == sum(report.floor["decode"].values())
+    assert measured.bytes == stated.bytes == sum(report.floor["decode"].values()) == plain - 40
+    assert BundleCompetitor("bundle", model).step_bytes(1) == plain - 40
     assert measured.gb_per_second == report.machine.read_gb_per_second
     assert stated.gb_per_second == pytest.approx(360, abs=0.1), "an RTX 3060's"
     for floor in report.device_floors:

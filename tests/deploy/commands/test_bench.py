@@ -125,7 +125,7 @@ def test_the_picture_has_a_panel_per_kind_of_work(document: dict[str, Any]) -> N
 
 
 def calls_of(drawing: Iterable[Callable[[Any], None]]) -> list[str]:
-    """What panels ask their axes for."""
+    """Return the calls that panels make of their axes."""
     axes = MagicMock()
     for panel in drawing:
         panel(axes)

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,12 +14,15 @@ import numpy as np
 import pytest
 import torch
 import txl_runtime
+from drafting import windowed
 from frozen import frozen
 from resealing import copied, reseal
 from safetensors.numpy import load_file, save_file
 from support import ORACLE, cli, random_state, save_checkpoint, small_config
 from txl_export.families.transformer_xl.paper_model import PaperModel
 from txl_report.calibration import record
+from txl_report.facts.model import steps_of
+from txl_report.numbers import prefixed
 from txl_runtime.bundle.reading import SELFTEST, open_bundle
 from txl_runtime.bundle.transformer_xl import Dialect, ModelConfig
 
@@ -64,6 +68,11 @@ def test_export_of_a_checkpoint_alone_makes_a_bundle_beside_it(folder, exported)
     lines = exported.stdout.splitlines()
     assert lines[-1].startswith("model.txl: ")
     assert lines[-1].endswith(", verified")
+    page = (folder / "model.txl" / "report.html").read_text()
+    size = sum(file.size for name, file in manifest.files.items() if name != "report.html")
+    assert f"model.txl: {prefixed(size)}, verified" == lines[-1]
+    assert f">{prefixed(size)}<" in page.replace("\u00a0", " ")
+    assert f"model.txl, {prefixed(size)}, every" in cli("inspect", "model.txl", cwd=folder).stdout
     assert [line.split()[-1] for line in lines if line.startswith(("log-probs max abs", "memory max abs"))] == [
         "passed",
         "passed",
@@ -101,7 +110,7 @@ def test_every_option_of_export_reaches_the_bundle(run, folder, tmp_path):
     assert manifest.segment_lengths == (3, 2)
     assert (manifest.batch_size, manifest.memory_length, manifest.transformer_xl.memory) == (2, 5, "hidden")
     assert (manifest.dialect.window, manifest.dialect.clamp_length) == (5, 4)
-    files = [path for path in (tmp_path / "other.txl").iterdir() if path.name != "manifest.json"]
+    files = [path for path in (tmp_path / "other.txl").iterdir() if path.name not in ("manifest.json", "report.html")]
     assert result.document == {
         "bundle": str(tmp_path / "other.txl"),
         "bytes": sum(path.stat().st_size for path in files),
@@ -126,6 +135,7 @@ def test_inspect_of_a_bundle(run, bundle):
         "2 layers, d_model 16, 2 heads of 8, d_inner 32, 256 tokens",
         "B 1, L 64, 1, M 7",
         "1.8 kB per sequence",  # 2 layers x (keys + values) x 7 rows x 16 x 4 bytes
+        f"segments           {steps_of(manifest)}",
         "135 tokens",  # 7 rows and the segment, and one layer more: of that, rows that have seen a whole segment
         "model.pt (torch zip)",
         "vocabulary.json",
@@ -138,6 +148,7 @@ def test_inspect_of_a_bundle(run, bundle):
     assert document["kind"] == "bundle"
     assert document["bytes_per_stream"] == 2 * 2 * 7 * 16 * 4
     assert document["effective_context"] == 64 + 7 + 64
+    assert document["stepwise"] == manifest.stepwise
     assert document["manifest"] == json.loads((bundle / "manifest.json").read_bytes())
 
 
@@ -156,7 +167,7 @@ def test_inspect_of_a_checkpoint(run, folder):
 
 
 def test_inspect_tells_a_bare_state_dict_what_it_needs(run, tmp_path):
-    """Of a code base whose state dict says neither its sizes nor where the layer norms are."""
+    """The state dict of this code base says neither its sizes nor where the layer norms are."""
     values = dict(np.load(ORACLE / "kimiyoung" / "k02_pre_lnorm.npz"))
     state = {name[3:]: torch.from_numpy(values[name]) for name in values if name.startswith("sd/")}
     torch.save(state, tmp_path / "bare.pt")
@@ -207,6 +218,9 @@ def test_selftest_replays_the_vectors(run, bundle):
     shown = run("selftest", bundle)
     assert shown.code == 0
     assert "passed" in shown.stdout
+    assert [line.split() for line in shown.stdout.splitlines() if "not " in line][:-1] == [
+        ["not", "built", "rtx,", "tensorrt,", "cuda,", "native;", "--json", "says", "why"]
+    ]
     result = run("selftest", bundle, "--json", "--threads", 1, "--backend", "cpu")
     assert result.code == 0
     assert result.document["passed"] is True
@@ -266,6 +280,21 @@ def test_generate_without_a_vocabulary_speaks_token_ids(run, ids_only):
     assert (nothing.code, nothing.stdout, nothing.stderr) == (0, "\n", "")
 
 
+def test_generate_says_how_many_drafted_tokens_came_true(run, make_bundle, tmp_path):
+    window = windowed(make_bundle, tmp_path / "small.txl", vocabulary=True, config={"vocab_size": 256})
+    options = ("--prompt", "abcabcabc", "--max-new-tokens", 60, "--allow", "97")
+    plain, drafted = run("generate", window, *options), run("generate", window, *options, "--lookup", 4)
+    assert plain.stdout == drafted.stdout == 60 * "a" + "\n"
+    (line,) = drafted.stderr.splitlines()
+    found = re.fullmatch(r"60 tokens in .* per second; (\d+) of (\d+) drafted tokens came true", line)
+    assert found is not None
+    kept, tried = map(int, found.groups())
+    assert 0 < kept <= tried
+    assert "drafted" not in plain.stderr
+    refused = run("generate", window, *options, "--lookup", 9)
+    assert (refused.code, "lookup is 9, expected a whole number of 0 … 4" in refused.stderr) == (2, True)
+
+
 # ---- score
 
 
@@ -291,11 +320,24 @@ def test_score_is_what_the_reference_computes(run, bundle, tmp_path, repeats):
     assert result.code == 0
     expected = nll_of_the_reference(np.frombuffer(data, np.uint8), CONFIG)
     document = result.document
-    assert document["tokens"] == len(data)
+    assert (document["tokens"], document["scored_tokens"]) == (len(data), len(data) - 1)
     assert document["nll"] == pytest.approx(expected, abs=1e-5)
     assert document["bits_per_byte"] == pytest.approx(expected / math.log(2), abs=1e-5)
     assert document["bits_per_token"] == pytest.approx(document["bits_per_byte"])  # a byte is a token
     assert document["perplexity"] == pytest.approx(math.exp(expected), rel=1e-4)
+
+
+def test_score_ends_with_one_line_on_the_whole_text(run, ids_only, tmp_path):
+    bundle = frozen("clusters")
+    (tmp_path / "text.txt").write_text("ab" * 700)
+    *_, last = run("score", bundle, tmp_path / "text.txt").stdout.splitlines()
+    assert re.fullmatch(r"1,399 of 1,400 tokens scored: perplexity \d+\.\d{6}, \d+\.\d{6} bits per byte", last)
+    np.save(tmp_path / "ids.npy", np.zeros(5, np.int32))
+    *_, last = run("score", ids_only, tmp_path / "ids.npy").stdout.splitlines()
+    assert re.fullmatch(r"4 of 5 tokens scored: perplexity \d+\.\d{6}", last)
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "empty.txt").write_text("")
+    assert run("score", bundle, tmp_path / "texts").stdout.splitlines()[-1] == "0 of 0 tokens scored"
 
 
 @pytest.mark.parametrize(("others", "notes"), [(b"", 1), (b" and more", 1), (None, 0)], ids=["all", "more", "other"])

@@ -28,7 +28,7 @@ with urllib.request.urlopen(request) as answer:
     for line in answer:
         print(line.decode(), end="", flush=True)
 """
-"""What a browser is to the server: a process that keeps the connection of its tab open."""
+"""A browser, as the server sees it: a process that keeps the connection of its tab open."""
 
 
 @pytest.fixture(scope="module")

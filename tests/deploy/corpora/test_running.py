@@ -27,7 +27,7 @@ from support import Called, cli, until
 from txl_deploy.corpora import sources
 
 KILLS = int(os.environ.get("TXL_KILLS", "1"))
-"""How often a run is killed at a random moment; the figures are of more."""
+"""The number of times that a run is killed at a random moment; the figures are of more."""
 KV = frozen("0.8/clusters")
 """A Transformer-XL of 41 tokens that reads no text."""
 LETTERS = frozen("clusters")
@@ -107,6 +107,7 @@ def test_a_bad_document_stops_with_nothing_lost(run: Run, ids: Path) -> None:
     stopped = run("score", KV, ids, "-o", "out.jsonl", "--json")
     assert stopped.code == 2
     assert f"{ids}:3: holds id 99, expected 0 … 40" in stopped.document["error"]
+    assert run("score", KV, ids, "--json").document["error"].endswith("; --skip-bad leaves it out")
     assert "what was written is kept, for --resume --skip-bad" in stopped.stderr
     assert Path("out.jsonl").read_bytes() == b""
     Path("old.jsonl").write_text("results of a week")
@@ -179,7 +180,7 @@ def test_a_file_that_breaks_off_ends_the_run_and_no_document_is_lost_or_doubled(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names are bytes only there")
 def test_names_that_are_no_utf8_are_escaped_in_results(run: Run, tmp_path: Path) -> None:
-    """Of documents and of the bundle."""
+    """Names of documents and of the bundle."""
     bundle, corpus = tmp_path / os.fsdecode(b"kv\xe9.txl"), tmp_path / "corpus"
     shutil.copytree(KV, bundle)
     corpus.mkdir()
@@ -247,7 +248,7 @@ def many(path: Path, count: int, most: int) -> Path:
 
 
 def has_written(process: subprocess.Popen[str], out: Path, least: int) -> bool:
-    """Whether a run has come so far, or has ended."""
+    """Return whether a run has written `least` bytes, or has ended."""
     return process.poll() is not None or (out.exists() and out.stat().st_size >= least)
 
 

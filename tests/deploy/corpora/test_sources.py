@@ -47,7 +47,7 @@ def test_a_folder_is_read_by_name(tmp_path: Path) -> None:
 
 def test_a_folder_without_documents_is_refused(tmp_path: Path) -> None:
     (tmp_path / "deeper").mkdir()
-    with pytest.raises(UsageError, match=r"holds no document, expected a file to score.*--recursive looks into its 1"):
+    with pytest.raises(UsageError, match=r"holds no document, expected a document.*--recursive looks into its 1"):
         Corpus(tmp_path)
 
 
@@ -120,7 +120,7 @@ def test_files_that_cannot_be_read_are_bad_documents(tmp_path: Path) -> None:
         assert said in str(why)
     assert found[-1] == ("g.txt", b"good")
     assert len(Corpus(tmp_path).identity()) == 64
-    with pytest.raises(UsageError, match=r"nothing\.jsonl: no such file, expected documents to score"):
+    with pytest.raises(UsageError, match=r"nothing\.jsonl: no such file, expected documents; check the path"):
         Corpus(tmp_path / "nothing.jsonl")
 
 

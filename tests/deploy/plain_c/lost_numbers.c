@@ -19,12 +19,13 @@ static void tell(void)
 int main(void)
 {
     const uint8_t second[2] = {0, 1};
-    const size_t values = sizeof state.layers_00_key[0] / sizeof(float);
+    const size_t row = 16, slots = 11; /* of one head; a sequence has half of a layer's values */
+    const size_t values = sizeof state.values[0] / sizeof(float);
     memory_init(&state);
     for (int i = 0; i < MEMORY_TOKENS_VALUES; i++)
         tokens[i] = i % 2 ? -7 : 1 << 30; /* out of range: the nearest one in range */
     memory_step(&state, tokens, NULL, logprobs), tell();
-    state.layers_00_key[state.side][values - 1] = NAN;
+    state.values[0][values / 2 + ((size_t)state.head[1] + slots - 1) % slots * row] = NAN; /* its newest row */
     memory_step(&state, tokens, NULL, logprobs), tell();
     memory_step(&state, tokens, NULL, logprobs), tell();
     memory_reset(&state, second);

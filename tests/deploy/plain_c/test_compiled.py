@@ -1,4 +1,4 @@
-"""What compilers, sanitizers, the kernel and time say of the generated C."""
+"""The generated C under compilers, sanitizers, the kernel and the clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of a graph and of its C before they meet: names, constants, memory that temporaries share, numbers."""
+"""A graph and its C before they meet: names, constants, memory that temporaries share, numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onnx.reference import ReferenceEvaluator
 from txl_engines.shapes import inferred, known_shapes
 
 from txl_deploy.plain_c.generating import _bound, _fold, _in_slots, _multiply_adds, _rename
-from txl_deploy.plain_c.rendering import _distinct, identifier, literals
+from txl_deploy.plain_c.rendering import _distinct, _number, identifier, literals
 
 GRAPH = """
 <ir_version: 10, opset_import: ["": 18]>
@@ -168,3 +168,8 @@ def test_numbers_are_written_so_that_the_same_ones_are_read():
     read = [float(each[:-1]) if value is None else value for value, each in zip(read, written, strict=True)]
     np.testing.assert_array_equal(np.array(read, np.float32), values)
     assert literals(np.array([-(2**31), 7], np.int32)) == "-2147483648, 7"
+
+
+def test_a_rate_that_is_no_number_of_c_is_left_out():
+    values = [10**400, -(10**400), math.inf, math.nan, True, "50", None, 50]
+    assert [_number(value) for value in values] == [None] * 7 + [50.0]

@@ -86,7 +86,7 @@ def test_without_a_compiler_a_package_is_refused_or_says_that_nobody_verified_it
         ("policy-16", {}, "leaves B open up to 16, expected one B for C; give --batch-size"),
         ("policy-16", {"batch_size": 17}, "--batch-size is 17, expected 1 … 16"),
         ("lockstep", {"batch_size": 1}, "programs have B 3 alone"),
-        ("policy-1", {"length": 3}, "the segment length is 3, this bundle has 4, 1"),
+        ("policy-1", {"lengths": (3,)}, "the segment length is 3, this bundle has 4, 1"),
         ("growing", {}, "state memory grows, expected states of fixed sizes"),
         ("half", {"batch_size": 1}, "is float16, which C99 has no type for"),
         ("policy-1", {"name": "double"}, "--name is 'double', expected a name that C and C++ leave free"),
@@ -101,6 +101,15 @@ def test_what_cannot_be_packaged_is_refused_in_one_line_and_leaves_nothing(tmp_p
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
     assert not list(tmp_path.iterdir())
+
+
+def test_what_states_start_as_is_told_and_counts_among_the_bytes(tmp_path):
+    made = package_c(BUNDLES / "axes", tmp_path / "out", name="model", unverified=True)
+    source, page = ((made.folder / name).read_text() for name in ("model.c", "README.md"))
+    assert made.start_bytes == 4 * sum(map(int, re.findall(r"^static const \w+ start_\w+\[(\d+)\]", source, re.M))) > 0
+    assert f"| what states start as, read only | {made.start_bytes} |" in page
+    with pytest.raises(UsageError, match=f"start {made.start_bytes} B"):
+        package_c(BUNDLES / "axes", tmp_path / "none", max_bytes=made.weight_bytes + made.state_bytes, unverified=True)
 
 
 def test_what_the_generator_cannot_write_is_refused_with_its_reason(tmp_path, monkeypatch):
@@ -170,10 +179,11 @@ def test_a_quantised_model_whose_scales_are_misread_is_refused(tmp_path, monkeyp
     """The generator takes scales on one axis for those of other blocks: nats away, and nothing in the text shows it."""
     need("cc")
     tiny = BUNDLES.parents[1] / "samples" / "tiny.txl"
-    assert package_c(tiny, tmp_path / "right", length=1).verified
+    monkeypatch.setattr(package, "packed_step", lambda *given: None)
+    assert package_c(tiny, tmp_path / "right", lengths=(1,)).verified
     monkeypatch.setattr(generating, "_prepare", lambda model: None)
     with pytest.raises(CheckError, match="the C of this model is not the model: KL mean of one chain"):
-        package_c(tiny, tmp_path / "wrong", length=1)
+        package_c(tiny, tmp_path / "wrong", lengths=(1,))
     assert [path.name for path in tmp_path.iterdir()] == ["right"]
 
 

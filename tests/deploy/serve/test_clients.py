@@ -20,7 +20,7 @@ CHOICES = [("a b c", [" d", " zzzz", " q"]), ("once upon a", [" time", " tome"])
 
 
 def run(*command: object, **environment: str) -> str:
-    """What a client's program prints; it has to succeed."""
+    """Run a client's program, which has to succeed; returns its output."""
     done = subprocess.run(
         [*map(str, command)],
         capture_output=True,

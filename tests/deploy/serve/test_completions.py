@@ -270,7 +270,7 @@ def test_a_client_can_say_where_its_session_stands(served):
 
 
 def test_a_stop_text_may_begin_inside_the_prompt(served, model):
-    """Where a prompt ends inside a character that the text finishes, both sides read the same character."""
+    """If a prompt ends inside a character that the text finishes, both sides read the same character."""
     for seed in range(60):
         (first, *_) = generated(model, b"\xc3", 4, seed=seed)
         if 0x80 <= first < 0xC0:

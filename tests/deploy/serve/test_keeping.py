@@ -1,4 +1,4 @@
-"""What a server tells of its checkpoint: at its start, now and then, and at its end."""
+"""A server's words on its checkpoint: at its start, now and then, and at its end."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_without_a_folder_it_says_that_sessions_end_with_the_server(ran):
 
 
 def test_the_age_of_a_checkpoint_is_counted_from_its_beginning(letters, tmp_path, monkeypatch):
-    """What a session was fed while it was written may not be in it."""
+    """The checkpoint may lack what a session was fed while it was written."""
     now = [1000.0]
     monkeypatch.setattr(keeping.time, "monotonic", lambda: now[0])
     assert Keeping(Log(True)).age is None

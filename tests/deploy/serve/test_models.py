@@ -1,4 +1,4 @@
-"""What is served, text to ids and back, health and metrics."""
+"""The served model: text to ids and back, health and metrics."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ def test_the_model_is_listed_with_its_shapes(served):
         "body_bytes": 1 << 20,
         "logprobs": 20,
         "answer_logprobs": 1 << 19,
+        "neighbours_tokens": 0,
     }
     assert served.request("HEAD", "/v1/models").status_code == 200
 

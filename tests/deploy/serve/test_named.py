@@ -244,7 +244,7 @@ def test_tokens_can_be_run_too(served):
 
 
 def test_answers_have_a_size(served):
-    """Of a model of many words, few positions are much."""
+    """For a model of many words, few positions are much."""
     error = served.refused(400, path="/v1/sessions/t/run", json={"inputs": {"tokens": [[1] * ((1 << 13) + 1)]}})
     assert (
         "8193 positions with 256 values each exceed 2097152 values in one answer; send at most 8192" in error["message"]

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
-import txl_report
 from serving import Served
 
+from txl_deploy.page import files
 from txl_deploy.serve.app import ENDPOINTS
-from txl_deploy.serve.playground import STATIC
 
 TOKEN = "secret-token"
 SHOWN = {"authorization": f"Bearer {TOKEN}"}
 PATHS = [path.replace("{name}", "a").replace("{file}", "page.js") for path in ENDPOINTS]
-FILES = sorted(path.name for path in STATIC.iterdir() if path.suffix in (".js", ".css"))
+FILES = [path for path in files() if path.suffix in (".js", ".css")]
 
 
 @pytest.fixture(scope="module")
 def local(letters: Path):
-    """What `txl-deploy playground` serves with."""
+    """The server of `txl-deploy playground`."""
     server = Served(letters, token=TOKEN, local=True, tabs=1)
     yield server
     server.close()
@@ -46,9 +44,9 @@ def test_the_page_asks_nobody_else_and_stands_in_no_other(local):
         assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_files_are_those_of_the_package_and_need_no_token(local, name):
-    assert local.get(f"/playground/{name}").content == (STATIC / name).read_bytes()
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_files_are_those_of_the_package_and_need_no_token(local, path):
+    assert local.get(f"/playground/{path.name}").content == path.read_bytes()
 
 
 @pytest.mark.parametrize("name", ["none.js", "page.html", "..%2fpages.py", "__init__.py", "%2e%2e", "page.js%00", "é"])
@@ -87,7 +85,7 @@ def test_a_foreign_origin_is_refused_on_every_path(local, path, origin):
 
 
 LINK = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
-"""What a browser sends where a page of another server links to here; an image says so too, and no Origin."""
+"""A browser's headers if a page of another server links to here; an image says so too, and no Origin."""
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -156,15 +154,3 @@ def test_the_token_is_in_no_log(serve, capfd):
     assert err.count('"event":"request"') == 3
     assert TOKEN not in out + err
     assert TOKEN not in repr(server.settings)
-
-
-def test_its_colours_are_those_of_the_report():
-    """Each page has to stand alone, so they are written twice."""
-    report = Path(txl_report.__file__).parent / "templates" / "page.css"
-    ours, theirs = (
-        dict(re.findall(r"^ +(--[\w-]+): (light-dark\(.*\));", path.read_text(), re.MULTILINE))
-        for path in (STATIC / "page.css", report)
-    )
-    both = ours.keys() & theirs.keys()
-    assert both >= {"--page", "--card", "--ink", "--soft", "--line", "--accent", "--bad"}
-    assert {name: ours[name] for name in both} == {name: theirs[name] for name in both}

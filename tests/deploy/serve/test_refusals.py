@@ -1,4 +1,4 @@
-"""What is refused: a status, one object that clients can read, and a message that says what to do."""
+"""Refusals: a status, one object that clients can read, and a message that says what to do."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from frozen import frozen
 from safetensors.numpy import load, save
+from starlette.datastructures import Headers
 from step_models import counting
 from support import until
 
@@ -58,7 +59,9 @@ JSON = {"content-type": "application/json"}
         ({"best_of": 2}, "best_of", "best_of is 2"),
         ({"stop": ["a"] * 5}, "stop", "5 stop texts are given, expected at most 4"),
         ({"stop": "a" * 257}, "stop", "more than 256 characters"),
-        ({"max_token": 5}, "max_token", "unknown field `max_token`"),
+        ({"max_token": 5}, "max_token", "has the field 'max_token', expected the API's; did you mean 'max_tokens'?"),
+        ({"temprature": 0}, "temprature", "did you mean 'temperature'?"),
+        ({"colour": 0}, "colour", "the request has the field 'colour', expected the API's; take it out"),
         ({"prompt": ["a", 1]}, "prompt", "the prompt mixes texts, ids and lists"),
         ({"prompt": [256]}, "prompt", "expected 0 … 255"),
         ({"prompt": [-1]}, "prompt", "expected 0 … 255"),
@@ -131,7 +134,8 @@ def test_how_much_one_answer_echoes(served, more):
     """It is echoed before anything is computed, while nobody else is answered."""
 
     def read(prompt, **body):
-        return read_order(json.dumps({"prompt": prompt, **more, **body}).encode(), served.model, served.settings)
+        data = json.dumps({"prompt": prompt, **more, **body}).encode()
+        return read_order(data, Headers(), served.model, served.settings)
 
     assert read("a" * 4096, n=128, echo=True).many == 128
     assert read(["a" * 4095, "a" * 4097], n=64, echo=True).many == 64

@@ -311,7 +311,7 @@ def refused(url: str) -> httpx2.Response | None:
 
 
 def info(server: Server, name: str) -> dict:
-    """How a session stands."""
+    """Return a session's entry."""
     return httpx2.get(f"{server.url}/v1/sessions/{name}", timeout=30).json()
 
 

@@ -1,4 +1,4 @@
-"""What a manager of services hears of a server, over the socket that it names."""
+"""A server's messages to a manager of services, over the socket that it names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="this sys
 
 @pytest.fixture
 def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
-    """What systemd listens at."""
+    """The socket at which systemd listens."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         listening.settimeout(10)
         listening.bind(str(tmp_path / "notify"))

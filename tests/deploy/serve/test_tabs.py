@@ -1,4 +1,4 @@
-"""Tabs of the playground: their sessions live as long as their connection, and each takes so much and no more."""
+"""Tabs of the playground: their sessions live as long as their connection, and each has limits of its own."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_a_tab_has_so_many_sessions(serve):
 
 @pytest.mark.parametrize("sessions", [REQUESTS, 1])
 def test_a_tab_has_so_many_requests_at_once(serve, sessions: int):
-    """Those that wait for another one of their session count as well."""
+    """Requests that wait for a different one of their session count as well."""
     server = serve()
     tab = Tab(server)
 

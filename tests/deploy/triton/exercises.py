@@ -1,4 +1,4 @@
-"""What clients of Triton do in tests: `python exercises.py NAME JSON`, where `tritonclient` is installed."""
+"""The clients of Triton in tests: `python exercises.py NAME JSON`, where `tritonclient` is installed."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def ask(client: Any, model: str, ids: Any, count: int, name: Any = 0, **more: An
 
 
 def answers(found: Queue[Any], count: int = 1) -> dict[str, tuple[list[int], list[float], str]]:
-    """What came until so many requests ended: ids, log-probabilities and the reason, by the request's id."""
+    """Collect answers until `count` requests ended: ids, log-probabilities and the reason, by the request's id."""
     results: dict[str, tuple[list[int], list[float], str]] = {}
     while len([reason for _, _, reason in results.values() if reason]) < count:
         result, error = found.get(timeout=60)
@@ -215,7 +215,7 @@ def generation(http: int, grpc: int, bundle: str, model: str) -> None:
 
 
 def refusals(http: int, grpc: int, bundle: str, model: str) -> None:
-    """What is wrong with one request is said to its client; its sequence goes on, and the others'."""
+    """Check that a wrong request's client is told; its sequence goes on, and the others'."""
     alone = txl_runtime.load(bundle, backend="cpu", threads=1).stream(1)
     for protocol, port in (("http", http), ("grpc", grpc)):
         client = Client(protocol, port, model)
@@ -230,14 +230,14 @@ def refusals(http: int, grpc: int, bundle: str, model: str) -> None:
 
 
 def dead(http: int, grpc: int, bundle: str, model: str) -> None:
-    """What clients see when the process of a model is gone."""
+    """Check the errors of clients when the process of a model is gone."""
     for protocol, port in (("http", http), ("grpc", grpc)):
         with refused("not healthy"):
             Client(protocol, port, model).feed(1, [1], "last", sequence_start=True)
 
 
 def unreachable(http: int, grpc: int, bundle: str, model: str) -> None:
-    """What clients see when the server is gone."""
+    """Check the errors of clients when the server is gone."""
     with refused("UNAVAILABLE"):
         Client("grpc", grpc, model).feed(1, [1], "last", sequence_start=True)
     with refused("refused", OSError):

@@ -60,7 +60,7 @@ class Server:
 
 
 def runs(process: int) -> bool:
-    """Whether a process has not ended; one that nobody has asked for its end has."""
+    """Return whether a process has not ended; one that nobody has asked for its end has."""
     try:
         return (Path("/proc") / str(process) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -68,7 +68,7 @@ def runs(process: int) -> bool:
 
 
 def installed() -> dict[str, Any]:
-    """Where the server is; the test is skipped without it."""
+    """Return the server's paths; skip the test if it is not installed."""
     if not INSTALLED.exists():
         import pytest  # benchmarks start servers too
 

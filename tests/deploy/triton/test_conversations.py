@@ -1,4 +1,4 @@
-"""Which session an id's requests go on in."""
+"""The session in which an id's requests go on."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def ask(tokens, count, name=0, wanted=EVERYTHING, start=False, end=False, sender
 
 
 def answered(served, *requests, of=None):
-    """What came for each, or for some of them: its ids, its log-probabilities, how it ended."""
+    """Return the answers of each request, or of some: its ids, its log-probabilities, its end."""
     assert served.execute(requests) is None
     until(lambda: all(request.sender.ended for request in of or requests))
     found = []

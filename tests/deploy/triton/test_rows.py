@@ -1,4 +1,4 @@
-"""Which row each sequence has, whatever fails; the stream is a stand-in whose states are names."""
+"""The row of each sequence, whatever fails; the stream is a stand-in whose states are names."""
 
 from __future__ import annotations
 

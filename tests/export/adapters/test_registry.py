@@ -25,13 +25,14 @@ from stand_ins.small_adapter import CONFIG, NAME, state_dict
 from txl_export.adapters import registry
 from txl_export.adapters.registry import WRAPPERS, adapt, load_adapted, package_of
 from txl_export.adapters.table import ADAPTERS
+from txl_export.families.own_module.adapted import Adapted
 from txl_export.families.own_module.own_code import OwnCodeError
-from txl_export.families.own_module.sources import Adapted, whose_code
+from txl_export.families.own_module.sources import whose_code
 from txl_export.families.own_module.spec import StepSpec
 from txl_runtime.errors import CheckpointError, TxlError, UsageError
 
 FOLDER = Path(import_module("txl_export.adapters").__file__ or "").parent
-NAMES = "x-transformers di-engine rllib episodic recurrent-memory recurrent-policy emformer mamba"
+ROOT = FOLDER.parents[2]
 
 
 @pytest.fixture
@@ -46,18 +47,57 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 # Every adapter
 
 
-def test_there_are_eight():
-    assert list(ADAPTERS) == NAMES.split()
+def functions_of(module: Path) -> set[str]:
+    """Public functions of a module; none of one that is not there."""
+    body = ast.parse(module.read_text()).body if module.is_file() else []
+    return {node.name for node in body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")}
+
+
+def lacking(name: str) -> list[str]:
+    """The places that an adapter of the table still needs."""
+    entry, page = ADAPTERS[name], (ROOT / "docs" / "adapters.md").read_text()
+    installed = {line.partition("==")[0] for line in (ROOT / "tests" / "packages.txt").read_text().splitlines()}
+    packages = {one.package for one in (entry, *entry.by_key.values()) if not one.advice} - {""}
+    module, test = FOLDER / f"{entry.module}.py", Path(__file__).with_name(f"test_{entry.module}.py")
+    whole = {"build", "step_spec"} <= functions_of(module) <= {"build", "step_spec", "split"}
+    news = re.search(name.replace("-", "."), (ROOT / "CHANGELOG.md").read_text(), re.IGNORECASE)
+    there = {
+        f"export/txl_export/adapters/{entry.module}.py: build, step_spec and, for unusual files, split": whole,
+        "docs/adapters.md: a line of the table": f"\n| [`{name}`](#{name}) |" in page,
+        f"docs/adapters.md: the section ## {name}": f"\n## {name}\n" in page,
+        f"tests/packages.txt: {' '.join(f'{one}==VERSION' for one in sorted(packages))}": packages <= installed,
+        f"tests/export/adapters/{test.name}: the bundle beside the package's own loop": test.is_file(),
+        "CHANGELOG.md: a line": news is not None,
+    }
+    return [place for place, is_there in there.items() if not is_there]
 
 
 @pytest.mark.parametrize("name", ADAPTERS)
-def test_an_adapter_offers_what_the_registry_asks_for(name):
-    """`build`, `step_spec` and, where checkpoints are unusual, `split`."""
+def test_a_new_adapter_lacks_nothing(name):
+    """`pytest tests/export/adapters/test_registry.py -k lacks` prints the places that are still to be written."""
+    assert not (left := lacking(name)), "\n".join(["a new adapter still lacks", *left])
+
+
+def test_what_a_new_adapter_lacks_is_listed():
+    with small_adapter.adapter():
+        assert [place.partition(":")[0] for place in lacking(NAME)] == [
+            "export/txl_export/adapters/small.py",
+            "docs/adapters.md",
+            "docs/adapters.md",
+            "tests/packages.txt",
+            "tests/export/adapters/test_small.py",
+        ]
+
+
+def test_every_module_with_a_step_is_in_the_table():
+    assert {path.stem for path in FOLDER.glob("*.py") if {"build", "step_spec"} <= functions_of(path)} == {
+        entry.module for entry in ADAPTERS.values()
+    }
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_the_registry_can_call_an_adapter(name):
     module = import_module(f"txl_export.adapters.{ADAPTERS[name].module}")
-    functions = {key: value for key, value in vars(module).items() if inspect.isfunction(value)}
-    own = {key for key, value in functions.items() if value.__module__ == module.__name__}
-    public = {key for key in own if not key.startswith("_")}
-    assert {"build", "step_spec"} <= public <= {"build", "step_spec", "split"}
     assert list(inspect.signature(module.step_spec).parameters) == ["module", "config"]
 
 

@@ -160,7 +160,7 @@ def test_a_policys_checkpoint_has_its_weights_under_weights() -> None:
 
 
 def stored_policy(**model: Any) -> dict[str, Any]:
-    """What a policy's file holds, of weights as PPO has them."""
+    """Return the content of a policy's file, of weights as PPO has them."""
     weights = {
         "_value_branch_separate.0._model.0.weight": torch.ones(8, 7),
         "_logits_branch._model.0.weight": torch.ones(3, 8),

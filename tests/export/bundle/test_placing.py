@@ -47,7 +47,7 @@ def old(target: Path) -> Path:
 
 
 def only(target: Path) -> bool:
-    """Whether nothing but the target, hidden files included, is in its folder."""
+    """Return whether nothing but the target, hidden files included, is in its folder."""
     return list(target.parent.iterdir()) == [target]
 
 

@@ -45,7 +45,7 @@ CASES = [name for name in ALL if name not in NO_LANGUAGE_MODEL]
 
 @dataclass(frozen=True)
 class Model:
-    """What `PaperModel` takes; mutated one field at a time below."""
+    """The arguments of `PaperModel`; mutated one field at a time below."""
 
     config: ModelConfig
     dialect: Dialect
@@ -172,7 +172,7 @@ def test_a_state_is_recognised_as_its_own_family_alone(name):
 
 
 def refused(name: str, state: dict[str, Tensor] | None = None, **changes: object) -> str:
-    """What a family's importer says of a changed case."""
+    """Return the message of a family's importer for a changed case."""
     facts, own, _, _ = read(name)
     given = State(own if state is None else state, name)
     with pytest.raises(CheckpointError) as caught:

@@ -72,7 +72,7 @@ def case(name: str) -> tuple[str, dict[str, Any], dict[str, Tensor]]:
 
 
 def line(error: Exception) -> str:
-    """What an error says, which has to be one line that any terminal can show."""
+    """Return an error's message, which has to be one line that any terminal can show."""
     text = str(error)
     assert text.isprintable()
     return text

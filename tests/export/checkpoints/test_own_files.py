@@ -103,7 +103,7 @@ def module_of(state: Weights, classes: dict[str, type[nn.Module]]) -> nn.Module:
 def kimiyoung_module(
     state: Weights, config: dict[str, Any], classes: dict[str, dict[str, type[nn.Module]]]
 ) -> nn.Module:
-    """What torch.save(model) of the original's train.py would have been given."""
+    """Return the model that torch.save(model) of the original's train.py would have been given."""
     model = module_of(state, classes["mem_transformer"] | classes["proj_adaptive_softmax"])
     names = ("n_token", "n_layer", "n_head", "d_model", "d_head", "tgt_len", "mem_len", "ext_len")
     vars(model).update({name: config[name] for name in names})

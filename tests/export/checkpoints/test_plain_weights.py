@@ -135,7 +135,7 @@ def test_a_config_that_ruamel_read_from_yaml_is_plain_data(tmp_path, monkeypatch
 
 
 class Node:
-    """What OmegaConf's nodes keep: where they stand, and what they hold."""
+    """A node as OmegaConf keeps it: its place, and its value."""
 
     def __init__(self, parent, held, name="_val"):
         self._metadata, self._parent = {"ref_type": Any, "object_type": str}, parent

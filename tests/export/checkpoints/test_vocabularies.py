@@ -123,7 +123,7 @@ def test_what_differs_from_the_checkpoints_vocabulary_fails(vocabulary, fields, 
     bundle, file = exported
     parity = txl_export.verify(changed(bundle, tmp_path / "b.txl", vocabulary, **fields), checkpoint=file, segments=2)
     assert [gate.name for gate in parity.gates if gate.passed is False] == ["vocabulary differing"]
-    assert parity.told.startswith(told)
+    assert parity.gate_advice.startswith(told)
 
 
 def test_verify_compares_words_with_a_checkpoint_or_a_file_and_says_where_it_did_not(

@@ -140,7 +140,7 @@ def delta(size: int) -> Nodes:
 
 
 def read_twice(size: int) -> Nodes:
-    """What no chunk is made of, because S' goes elsewhere, too."""
+    """Nodes that no chunk is made of, because S' goes elsewhere, too."""
     return [
         *matrix(size)[:-1],
         ("ReduceMax", "m_out two", "most", {"keepdims": 0}),
@@ -223,7 +223,7 @@ def run(model: ir.Model, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
 
 
 def apart(name: str, batch: int, length: int = LENGTH, axes: Any = ("B", "L", WIDTH)) -> float:
-    """How far a program is from the step that runs position by position, at most."""
+    """Return the largest distance of a program from the step that runs position by position."""
     draws, states = np.random.default_rng(1), STEPS[name][1]
     feeds = {one: draws.normal(size=Axes(shape).sizes(batch, 0)).astype(np.float32) for one, shape in states.items()}
     x = draws.normal(size=Axes(axes).sizes(batch, length)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""What PyTorch computes without overflow is computed so by the graph: near zero, far out, and at infinities."""
+"""The graph computes without overflow what PyTorch computes without: near zero, far out, and at infinities."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def wanted():
 
 
 def far_off(found, exact, limit):
-    """Whether one is not the other but for rounding, relative to max(1, value), with infinities in the same places."""
+    """Return whether values differ by more than rounding, relative to max(1, value), or have infinities elsewhere."""
     finite = np.isfinite(exact)
     with np.errstate(all="ignore"):
         apart = np.abs(found - exact)[finite] / np.maximum(1, np.abs(exact[finite]))

@@ -141,7 +141,7 @@ def test_all_programs_read_one_weight_file_and_nothing_large_stands_in_a_graph(b
             assert where["location"] == WEIGHTS
             assert 0 < int(where["offset"]) <= size - int(where["length"])
             assert int(where["length"]) == 4 * np.prod(tensor.dims)
-        # Of floating point only u and v stay; the rest is the geometry of the segment.
+        # The floating-point constants that stay are u and v; the rest is the geometry of the segment.
         floats = [tensor for tensor in inside if tensor.data_type == onnx.TensorProto.FLOAT]
         assert all(np.prod(tensor.dims) <= 4 * 16 for tensor in floats)
         assert all(len(tensor.raw_data) <= 1 << 20 for tensor in inside)
@@ -321,6 +321,7 @@ def test_memory_window_clamp_start_and_every_weight_are_in_the_models_name():
         "M": name_of(values, memory_length=8),
         "window": name_of(values, same_length=True),
         "clamp": name_of(values, clamp_length=4),
+        "single steps": name_of(values, lookup=True),
         "start": name_of(small_config(memory_start="zeros")),
         "epsilon": name_of(small_config(layer_norm_epsilon=1e-6), random_state(values)),
     }

@@ -1,4 +1,4 @@
-"""What is run: every length and operation, until every state was full, and longer where an error may settle."""
+"""The chains that are run: every length and operation, until every state was full, and longer for late errors."""
 
 from __future__ import annotations
 

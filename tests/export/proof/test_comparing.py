@@ -1,4 +1,4 @@
-"""How far values are from what is right: relative to what, and what counts as infinitely far."""
+"""The distance of values from what is right: relative to what, and what counts as infinitely far."""
 
 from __future__ import annotations
 

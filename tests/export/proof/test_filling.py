@@ -27,7 +27,7 @@ def test_a_state_that_never_changes_is_full_and_one_that_was_absent_is_full_when
 
 @pytest.mark.parametrize("late", [0, 3])
 def test_channels_that_fire_late_are_no_rows_that_are_still_to_come(late):
-    """A buffer of 4 rows and 24 channels behind a ReLU; so many channels fire in segment 70 first."""
+    """A buffer of 4 rows and 24 channels behind a ReLU; `late` channels fire in segment 70 first."""
     draws = np.random.default_rng(0)
     values = [np.maximum(draws.standard_normal((4, 24)), 0) for _ in range(120)]
     for one in values[:70]:

@@ -1,4 +1,4 @@
-"""What verification gives back while it runs."""
+"""Memory that verification gives back while it runs."""
 
 from __future__ import annotations
 

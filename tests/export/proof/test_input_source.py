@@ -1,4 +1,4 @@
-"""What chains read: the user's samples, to the end and all of them."""
+"""The inputs of chains: the user's samples, to the end and all of them."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def drift(early: float, late: float, size: float) -> bool:
 
 
 class Offset(NumpyReference):
-    """In float32 a state is off by so much after every segment."""
+    """In float32 a state is off by `single` after every segment."""
 
     def __init__(self, single: float, off: float = 0.0) -> None:
         self.single, self.off = single, off

@@ -71,9 +71,9 @@ def test_counts_add_up():
     expected, found = draws.normal(size=(2, 40, 30))
     whole = ranked(expected, found)
     assert ranked(expected[:11], found[:11]).joined(ranked(expected[11:], found[11:])) == whole
-    assert RankCounts().found() is None
+    assert RankCounts().summary() is None
     within = {str(number): count for number, count in whole.within.items()}
-    assert whole.found() == Ranks(positions=40, within=within, best=BEST, shared=whole.shared)
+    assert whole.summary() == Ranks(positions=40, within=within, best=BEST, shared=whole.shared)
 
 
 def test_what_compares_distributions_counts_ranks_of_every_position():

@@ -1,4 +1,4 @@
-"""How far a model is from itself between float32 and float64, along given segments."""
+"""The distance of a model from itself between float32 and float64, along given segments."""
 
 from __future__ import annotations
 

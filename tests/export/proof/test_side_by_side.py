@@ -13,7 +13,7 @@ from verified_steps import Heard, OnceWrong, verified
 
 def test_one_wrong_element_is_shown_where_it_was():
     parity = verified(OnceWrong)
-    states = parity.chains[0].found().states
+    states = parity.chains[0].row().states
     assert next(number for number, value in enumerate(states["rows"].most) if value > 1e-4) == 17
     assert states["h"].largest < 1e-4 or states["h"].most[17] < 1e-5
 

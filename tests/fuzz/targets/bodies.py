@@ -19,7 +19,7 @@ from fuzz.targets.places import BASES
 from txl_deploy.serve import orders
 
 STATUSES = {200, 400, 401, 403, 404, 405, 408, 409, 413, 415, 429, 503}
-"""What a client may be told; 500 says that the model itself failed, or that we did."""
+"""The statuses that a client may get; 500 says that the model itself failed, or that we did."""
 SESSIONS = 8
 orders.MAX_TOKENS, orders.PROMPT_TOKENS = 4, 48  # so that one input takes a moment
 METHODS = ("POST", "GET", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH", "\x7f")

@@ -38,7 +38,7 @@ def seeds() -> Iterator[bytes]:
 
 
 def _use(manifest: Manifest) -> None:
-    """What a runtime asks of a manifest before it opens anything; none of it may fail, or go outside."""
+    """Ask of a manifest all that a runtime asks before it opens anything; none of it may fail, or go outside."""
     for name in (manifest.weights, *(program.file for program in manifest.programs), *manifest.files):
         assert not name.startswith("/"), name
         assert ".." not in name.split("/"), name

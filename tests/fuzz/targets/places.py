@@ -1,4 +1,4 @@
-"""Where targets find good files, and where they write hostile ones."""
+"""Good files for targets, and the places of hostile ones."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from txl_runtime.device.engines.files import describe_engine, engine_facts
-from txl_runtime.device.engines.sidecar import differences, is_intact, read_sidecar
+from txl_runtime.bundle.engines.files import describe_engine, engine_facts
+from txl_runtime.bundle.engines.sidecar import differences, is_intact, read_sidecar
 
 from fuzz.choices import Choices
 from fuzz.edits import edited

@@ -111,7 +111,7 @@ def _changed(good: bytes, choices: Choices) -> bytes:
 
 
 def _equal(one: StreamState, other: StreamState) -> bool:
-    """Whether two states are the same, bit for bit."""
+    """Return whether two states are the same, bit for bit."""
     pairs = [(one.fill, other.fill), (one.head, other.head)]
     for left, right in ((one.memory, other.memory), (one.states or {}, other.states or {})):
         if left.keys() != right.keys():

@@ -1,4 +1,4 @@
-"""What a user types or names: token ids, aliases, configs, folders of Hugging Face's, files of token ids."""
+"""Texts that a user types or names: token ids, aliases, configs, folders of Hugging Face's, files of token ids."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ PLAIN = (str, int, float, bool, bytes, type(None), Tensor)
 SCRIPTED = 128
 """From this way on the content may be a TorchScript archive's."""
 AMPLIFIED = 1 << 16
-"""Of the values that a program may make beside a fixed number for each of its bytes."""
+"""The values that a program may make beside a fixed number for each of its bytes."""
 
 
 def one_input(data: bytes) -> None:
@@ -47,7 +47,7 @@ def one_input(data: bytes) -> None:
 
 
 def seeds() -> Iterator[bytes]:
-    """What torch.save, pickle.dump and NumPy write."""
+    """Yield files as torch.save, pickle.dump and NumPy write them."""
     tensors = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.bias": torch.zeros(2, dtype=torch.float16)}
     array = np.arange(4, dtype=np.float32).reshape(2, 2)
     ordered = collections.OrderedDict([("a", 1), ("b", [1, 2.5, "c", None, True])])

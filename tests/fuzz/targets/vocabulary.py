@@ -61,7 +61,7 @@ def seeds() -> Iterator[bytes]:
 
 
 def _plain(words: Words) -> bool:
-    """Whether every word can be read back as it was written: distinct words of no white space, no lines."""
+    """Return whether every word can be read back as it was written: distinct words of no white space, no lines."""
     clean = all(word and not any(c.isspace() for c in word) and word == word.strip() for word in words.symbols)
     folded = not words.lower_case
     special = (words.unknown, words.line_start, words.line_end) == (None, None, None)

@@ -50,7 +50,7 @@ def seeds() -> Iterator[bytes]:
 
 
 def _header(data: bytes) -> None:
-    """What is believed lies within the file, and is what the library says wherever the library takes the file."""
+    """Check that a header that is believed lies within the file, and is the library's if the library takes the file."""
     path = written("header.safetensors", data)
     try:
         with safe_open(path, framework="numpy") as tensors:

@@ -1,4 +1,4 @@
-"""What a bundle is, as facts: models of every kind, their parts, engines, files, and the command that made them."""
+"""A bundle as facts: models of every kind, their parts, engines, files, and the command that made them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from txl_report.blocks import Code, Heading, Pairs, Table
 from txl_report.facts.byte_shares import ByteShare, ByteShares
 from txl_report.facts.engines import Engines
 from txl_report.facts.gathering import Facts, gather
-from txl_report.facts.model import Context, context_of, family_of, memory_rows
+from txl_report.facts.model import Context, context_of, describe_bundle, family_of, memory_rows, steps_of
 from txl_report.facts.plain import MOST_ROWS, Missing
 from txl_report.facts.source import Source, command_of, source_of
 from txl_report.schema.reading import MOST_TEXT
@@ -24,9 +24,9 @@ from txl_report.sections.making import files_section
 from txl_report.sections.model import model_section
 from txl_report.sections.speed import engines_section
 from txl_runtime.bundle.encoding import file_sha256
+from txl_runtime.bundle.engines.sidecar import Identity, Sidecar
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import open_bundle
-from txl_runtime.device.engines.sidecar import Identity, Sidecar
 
 
 def facts(path: Path, **more: Any) -> Facts:
@@ -89,6 +89,15 @@ def test_a_family_that_nobody_knows_has_its_tables(tmp_path: Path):
     assert (family_of(found.manifest), found.described) == ("strange", ())
 
 
+@pytest.mark.parametrize(
+    ("stepwise", "said"), [(None, "not known"), (1, "differ from single steps"), (2, "of up to 2 positions give what")]
+)
+def test_it_is_said_up_to_which_length_a_segment_is_as_many_steps(stepwise: int | None, said: str):
+    manifest = manifest_of(stepwise=stepwise)
+    assert said in steps_of(manifest)
+    assert describe_bundle(manifest)["stepwise"] == stepwise
+
+
 def earliest(layers: int, position: int, rows: int, longest: int, window: int | None) -> int:
     """The first token that a layer's row at a position depends on, walked down layer by layer."""
     for _ in range(layers):
@@ -98,16 +107,17 @@ def earliest(layers: int, position: int, rows: int, longest: int, window: int | 
 
 
 @pytest.mark.parametrize("layers", [1, 2, 5])
-@pytest.mark.parametrize("window", [None, 1, 2, "M", "M + 1"])
+@pytest.mark.parametrize("window", [None, 1, 2, "M", "M + 1", "single steps"])
 def test_the_context_is_as_far_as_a_walk_through_the_layers_comes(layers: int, window: int | str | None):
     manifest = open_bundle(frozen("ring")).manifest
     rows, longest = manifest.memory_length, manifest.segment_lengths[0]
-    width = {"M": rows, "M + 1": rows + 1}.get(str(window), window)
+    few = longest if window == "single steps" else None
+    width = {"M": rows, "M + 1": rows + 1, "single steps": rows + 1}.get(str(window), window)
     model = manifest.transformer_xl
     model = msgspec.structs.replace(
         model,
         config=msgspec.structs.replace(model.config, n_layer=layers),
-        dialect=msgspec.structs.replace(model.dialect, window=width),
+        dialect=msgspec.structs.replace(model.dialect, window=None if few else width, single_steps=few),
     )
     changed = msgspec.structs.replace(manifest, family=msgspec.to_builtins(model), reach=model.reach(rows, longest))
     context = context_of(changed)

@@ -94,7 +94,7 @@ def read(tmp_path: Path, bundle: Bundle, document: Any) -> Measurement:
 
 
 def told(found: Measurement) -> dict[str, str]:
-    """What the page says beside its charts."""
+    """Return the page's words beside its charts."""
     blocks = speed_section("bundle", found, "bench.json").blocks
     return {name: text for block in blocks if isinstance(block, Pairs) for name, text in block.rows}
 

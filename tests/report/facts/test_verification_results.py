@@ -33,7 +33,7 @@ def opened() -> Bundle:
 
 @pytest.fixture(scope="module")
 def written(opened: Bundle) -> dict[str, Any]:
-    """What `verify --json` writes: an older document, with what this version adds."""
+    """A document as `verify --json` writes it: an older one, with what this version adds."""
     document = msgspec.json.decode(opened.read("report.json"))
     edges, kl_edges = [10.0**power for power in range(-9, 1)], [10.0**power for power in range(-15, 1)]
     spread = {

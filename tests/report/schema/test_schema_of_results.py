@@ -47,7 +47,7 @@ def test_the_words_of_a_gate_follow_from_its_verdict(passed: bool | None, said: 
 
 @pytest.mark.parametrize("name", ["tokens", "policy-16"])
 def test_measurements_of_0_8_are_read(name: str):
-    """Of a Transformer-XL and of a step, whose floors had two forms; no reader of a file asks for them."""
+    """Measurements of a Transformer-XL and of a step had floors in two forms; no reader of a file asks for them."""
     data = (FIXTURES / "release_0_8" / f"{name}.bench.json").read_bytes()
     written, found = msgspec.json.decode(data), decode_measurement(data)
     check_measurement(found)

@@ -13,7 +13,7 @@ from report_pages import measures
 from resealing import BASES
 from txl_report.blocks import Figure, Pairs
 from txl_report.facts.results import verification_of_bundle
-from txl_report.measuring.results import Loss, MemoryLoss, PositionLoss, TextMeasures, TokenGain
+from txl_report.measuring.results import Loss, MemoryGain, MemoryLoss, PositionLoss, TextMeasures, TokenGain
 from txl_report.schema.verification import LOGPROBS, Chain, Errors, Ranks, Spread, Tensor, Text, Verification
 from txl_report.sections.drift import CURVES, MOST_CHAINS, POINTS, curves_of, drift
 from txl_report.sections.memory import memory_section, opening_of
@@ -40,7 +40,7 @@ def test_tokens_are_marked_by_how_many_times_as_likely_they_became(times: float,
 def test_tokens_whose_bytes_are_one_character_are_one_piece():
     texts = ["a", "\udcc3", "\udca9", "\udce2", "b", "\udce2", "", "\udca0", "ñ"]
     tokens = [TokenGain(place, place, text, 1.0, 2.0) for place, text in enumerate(texts)]
-    shown = [piece.text for piece in passage_block(tokens, 0.5).pieces]
+    shown = [piece.text for piece in passage_block(tokens, MemoryGain(9, 0.5, 0.1, 0.5, 0.1)).pieces]
     assert shown == ["a", "é", "\udce2", "b", "\udce2", "", "\udca0", "ñ"]
 
 
@@ -54,7 +54,7 @@ def test_what_fills_the_memory_is_told_of_each_piece_and_of_no_model_without_one
 
 
 def test_every_chain_is_drawn_and_named(verified: Verification):
-    """Of 8 chains, 4 in each of two charts with the same axes; of 3, all in one."""
+    """8 chains stand 4 each in two charts with the same axes; 3 chains in one."""
     for count, charts in ((3, [3]), (6, [6]), (8, [4, 4]), (13, [5, 5, 3])):
         names = [f"chain {index}" for index in range(count)]
         chains = tuple(replace(verified.chains[0], name=name) for name in names)
@@ -79,7 +79,7 @@ def test_a_strangers_thousand_chains_are_not_all_drawn_and_that_is_told(verified
 
 
 def test_every_output_of_a_chain_has_its_curve_and_of_the_states_the_furthest(verified: Verification):
-    """Of a step with many outputs, more than one chart can tell apart; what is compared exactly has none."""
+    """A step may have more outputs than one chart can tell apart; what is compared exactly has no curve."""
     tensor = Tensor(largest=1.0, mean=[0.5, 1.0], most=[1.0, 1.0])
     outputs = {f"y{index}": tensor for index in range(CURVES)} | {"count": Tensor(exact=True, most=[0.0, 0.0])}
     states = {"a": tensor, "b": replace(tensor, largest=None), "c": Tensor(exact=True, largest=None)}
@@ -159,10 +159,18 @@ def test_tables_of_any_length_are_cut(verified: Verification):
 
 def test_the_perplexity_of_a_verification_says_that_it_is_of_other_tokens(verified: Verification):
     """It is read from the start of the text with an empty memory; nobody should hold it against the first screen's."""
+
+    def told(text: Text) -> str:
+        found = replace(verified, text=text)
+        rows = [row for block in _verification("export", found) if isinstance(block, Pairs) for row in block.rows]
+        return dict(rows)["Text"]
+
     text = Text(tokens=16_385, reference_nll=1.5, runtime_nll=1.5, relative=0.0)
-    found = replace(verified, text=text)
-    rows = [row for block in _verification("export", found) if isinstance(block, Pairs) for row in block.rows]
-    assert ("Text", "16,385 tokens from its start; other perplexities on this page are of others") in rows
+    assert told(text).startswith("its first 16,385 tokens, predicted from an empty memory on. ")
+    assert "“What memory does” counts only tokens that a full memory predicts, and txl-deploy score all" in told(text)
+    assert told(replace(text, behind=1_600)).startswith(
+        "its first 16,385 tokens behind the 1,600 that int4 is fitted to"
+    )
 
 
 @pytest.mark.parametrize("error", [0.1, None])
@@ -204,7 +212,7 @@ def test_perplexities_by_memory_length_have_bars_of_their_errors():
 
 
 def charts_of(found: TextMeasures) -> list[Figure]:
-    """What a page shows of losses: the chart it opens with, if it has one, and those of the section."""
+    """Return a page's charts of losses: the one that it opens with, if it has one, and those of the section."""
     opening = opening_of(found)
     blocks = memory_section("bundle", found, "a text", "--text FILE").blocks
     return [*([opening.figure] if opening else []), *(block for block in blocks if isinstance(block, Figure))]

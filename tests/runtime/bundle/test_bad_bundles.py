@@ -12,7 +12,7 @@ import pytest
 from conformance import spoiling
 
 SECONDS, MEMORY = 2.0, 256 << 20
-"""Of processor time for one bundle; what the largest memory of the process may come to, engine included."""
+"""Processor seconds of one bundle, and the largest memory of its process, engine included."""
 CHILD = """
 import json, pathlib, resource, sys, time
 import txl_runtime
@@ -51,7 +51,7 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="pi
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[object]]:
-    """What the runtime says of each, in a process of limited memory: [outcome, message, seconds, memory]."""
+    """Open each bundle in a process of limited memory: [outcome, message, seconds, memory]."""
     folder = tmp_path_factory.mktemp("bad")
     cases = spoiling.index()["cases"]
     for number, case in enumerate(cases):

@@ -1,4 +1,4 @@
-"""What a library tells of a graph, held against its program: open sizes, and those that it knows all the same."""
+"""A library's tensors of a graph, held against its program: open sizes, and those that it knows all the same."""
 
 from __future__ import annotations
 

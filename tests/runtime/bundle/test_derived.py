@@ -1,4 +1,4 @@
-"""What tables imply: said since format 2.1, derived where a manifest says nothing of it, and held against it."""
+"""Facts that tables imply: said since format 2.1, derived if a manifest lacks them, and held against it."""
 
 from __future__ import annotations
 

@@ -229,7 +229,7 @@ def test_a_manifest_of_any_length_takes_no_more_than_its_limit(bundle):
 
 
 def test_an_old_bundle_that_stepped_aside_is_pointed_at(bundle):
-    """Where folders cannot be exchanged in one step, a replacement may be cut short between its two renames."""
+    """On systems that cannot exchange folders in one step, a replacement may be cut short between its two renames."""
     bundle.rename(bundle.with_name(f".{bundle.name}.replaced-1234"))
     with pytest.raises(BundleError, match=r"found nothing.*\.step\.txl\.replaced-1234 beside it is what stood there"):
         load(bundle, "cpu")

@@ -16,6 +16,7 @@ from frozen import frozen
 from txl_runtime import BundleError, UsageError, load
 from txl_runtime.bundle.derived import completed
 from txl_runtime.bundle.manifest import Manifest, decode_manifest
+from txl_runtime.bundle.reading import open_bundle
 
 BOTH = ("ring", "rolled")
 Tables = dict[str, Any]
@@ -80,6 +81,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("outputs 0 width", 9, "program hidden-ring-4 do not fit"),
     ("outputs 0 width", None, "clusters"),
     ("boundary_token", 41, "boundary_token is 41"),
+    ("stepwise", 5, "stepwise is 5, expected at most 4, the positions of the longest segment"),
     ("states 2 update", "spiral", "layers.01.key has update rule 'spiral', this version knows ring, rolled"),
     ("states 0 update", "rolled", "two states of rule rolled"),
     ("states 0 initial", "initial.k", "layers.00.key starts as initial.k and as None"),
@@ -137,7 +139,7 @@ STATES: list[tuple[str, Any]] = [
     ("states 0 rows", [0, 14]),
     ("states 0 absent", True),
 ]
-"""What does not fit the state table."""
+"""Values that do not fit the state table."""
 
 
 @pytest.mark.parametrize(("place", "value", "said"), [*WRONG, *((*row, "state table") for row in STATES)], ids=str)
@@ -258,6 +260,11 @@ def test_what_is_read_is_written_again_as_it_was_and_weights_may_be_larger_than_
     assert manifest.state_bytes == 2 * 2 * 6 * 8 * 4, "of one sequence, whatever a ring takes on top"
     assert manifest == completed(manifest)
     assert decode_manifest(msgspec.json.encode(manifest), "manifest.json") == manifest
+
+
+def test_segments_that_are_single_steps_are_said_or_not_known(tables):
+    assert [decoded(tables).stepwise, decoded({**tables, "stepwise": 4}).stepwise] == [None, 4]
+    assert open_bundle(frozen("0.8/tokens")).manifest.stepwise is None
 
 
 @pytest.mark.parametrize("rule", BOTH)

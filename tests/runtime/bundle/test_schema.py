@@ -36,6 +36,10 @@ def test_what_is_published_is_what_the_code_says(name):
     assert found == expected, "make published"
 
 
+def test_the_script_of_the_schema_is_what_the_code_says():
+    assert published.SCRIPT.read_text("utf-8") == published.script(), "make published"
+
+
 def test_the_schema_is_one_and_says_what_every_field_is():
     jsonschema.Draft202012Validator.check_schema(published.schema())
     for part in published.schema()["$defs"].values():

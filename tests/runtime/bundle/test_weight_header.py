@@ -1,4 +1,4 @@
-"""Where tensors lie in a safetensors file, and files that are none."""
+"""The places of tensors in a safetensors file, and files that are none."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from stand_ins.disk import compiler, run_cases
 from txl_runtime.bundle import writing
-from txl_runtime.bundle.writing import PARTIAL, sync_folder, write_file, write_named, write_whole
+from txl_runtime.bundle.writing import PARTIAL, write_file, write_named, write_whole
 from txl_runtime.errors import TxlError, UsageError
 
 unix = pytest.mark.skipif(sys.platform == "win32", reason="Windows can neither lock nor synchronise so")
@@ -114,22 +114,6 @@ def test_many_writers_of_one_file_leave_one_of_theirs(tmp_path):
         thread.join()
     assert path.read_bytes() in written
     assert names(tmp_path) == ["a.state"]
-
-
-@unix
-@pytest.mark.parametrize(("number", "raised"), [(errno.EINVAL, False), (errno.ENOTSUP, False), (errno.EIO, True)])
-def test_a_file_system_that_cannot_synchronise_folders_is_no_error_and_a_disk_that_fails_is(
-    tmp_path, monkeypatch, number, raised
-):
-    def refuse(descriptor: int) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(os, "fsync", refuse)
-    if raised:
-        with pytest.raises(OSError, match="Input/output"):
-            sync_folder(tmp_path)
-    else:
-        sync_folder(tmp_path)
 
 
 def make_device(path: Path) -> None:

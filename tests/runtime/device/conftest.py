@@ -1,4 +1,4 @@
-"""What every test of the device path is asked in the end: whether a GPU would have gone wrong without a word."""
+"""Ends every test of the device path with one question: would a GPU have gone wrong without a word?"""
 
 from __future__ import annotations
 

@@ -15,10 +15,10 @@ from txl_engines.bundles import build_bundle
 from txl_engines.composing import whole_programs
 from txl_engines.recording import record_pass
 from txl_runtime import BackendError, Model, UsageError, load
+from txl_runtime.bundle.engines.files import find_engines
 from txl_runtime.bundle.open_batch import smaller
 from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.device import choosing
-from txl_runtime.device.engines.files import find_engines
 from txl_runtime.selftest import run_selftest
 
 pytestmark = pytest.mark.device

@@ -1,4 +1,4 @@
-"""Which backend `auto` takes, and what it says of the others."""
+"""The backend that `auto` takes, and its words on the others."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from txl_runtime import BackendError, BundleError, UsageError, load
 from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.device import choosing, gpu, onnxruntime_cuda
 from txl_runtime.device.cuda import open_cuda
-from txl_runtime.device.driver import LIBRARY, open_driver
+from txl_runtime.device.driver import open_driver
 from txl_runtime.device.engines import opening
+from txl_runtime.system import CUDA_DRIVER
 
 
 def test_auto_takes_the_cpu_where_there_is_nothing_else_and_says_why(monkeypatch):
@@ -26,7 +27,7 @@ def test_auto_takes_the_cpu_where_there_is_nothing_else_and_says_why(monkeypatch
     path = frozen("ring")
     model = load(path)
     assert model.backend.name == "cpu"
-    assert list(model.backend_notes) == ["rtx", "tensorrt", "cuda"]
+    assert list(model.backend_notes) == ["rtx", "tensorrt", "cuda", "native"]
     assert "txl-deploy build" in model.backend_notes["rtx"]
     assert "no usable CUDA driver" in choosing.missing("cuda", open_bundle(path), built=True)
 
@@ -135,9 +136,9 @@ def test_cuda_starts_only_where_engines_their_library_and_a_gpu_are_there(monkey
     monkeypatch.setattr(onnxruntime_cuda, "open_onnxruntime_cuda", lambda *_: open_cuda())
     found, notes = choosing.choose_device(bundle, None)
     assert found is None
-    assert opened == ([] if lacking else [LIBRARY])
+    assert opened == ([] if lacking else [CUDA_DRIVER])
     said = {
-        None: f"{LIBRARY} cannot be loaded",
+        None: f"{CUDA_DRIVER} cannot be loaded",
         "engines": "has no engines for it",
         "package": "is not installed",
         "gpu": choosing.NO_GPU,
@@ -200,7 +201,7 @@ def test_on_windows_the_drivers_library_shows_a_gpu(monkeypatch, found, shown):
 
 def test_a_gpu_is_named_by_the_driver_and_by_nothing_else(monkeypatch, opened):
     assert gpu.gpu_name() is None
-    assert opened == [LIBRARY]
+    assert opened == [CUDA_DRIVER]
 
 
 # --- what a library raises ----------------------------------------------------------------------------------------

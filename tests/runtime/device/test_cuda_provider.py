@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What stands in for CUDA's libraries, in a folder of their own, as pip lays them out; libcuda stands beside."""
+    """Stand-ins for CUDA's libraries, in a folder of their own, as pip lays them out; libcuda stands beside."""
     if not (CUDA / "onnxruntime").is_dir():
         pytest.skip("onnxruntime-gpu is not here: `make cuda` on Linux, x86-64, Python 3.11 or newer")
     compiler = shutil.which("gcc") or shutil.which("cc")

@@ -308,7 +308,7 @@ def test_functions_of_every_step_are_found_where_windows_loads_libraries(native,
     names = ("_LOAD_LIBRARY_SEARCH_DEFAULT_DIRS", "_LOAD_LIBRARY_SEARCH_DLL_LOAD_DIR")
     monkeypatch.setitem(sys.modules, "nt", SimpleNamespace(**dict.fromkeys(names, 0), _getfullpathname=str))
     monkeypatch.setattr(ctypes, "_os", SimpleNamespace(**{**vars(os), "name": "nt"}))
-    monkeypatch.setattr(module, "LIBRARY", "nvcuda.dll")
+    monkeypatch.setattr(module, "CUDA_DRIVER", "nvcuda.dll")
     assert native.driver.instant("cuCtxPushCurrent_v2")(ctypes.c_void_p(BIG)) == 0
     assert native.seen == f"cuCtxPushCurrent_v2 {BIG:x}"
 
@@ -332,7 +332,7 @@ def test_a_function_that_is_missing_means_an_old_driver():
 
 
 def test_a_driver_that_is_missing_is_named_and_looked_for_again(monkeypatch):
-    monkeypatch.setattr(module, "LIBRARY", "libcuda_that_nobody_has.so.1")
+    monkeypatch.setattr(module, "CUDA_DRIVER", "libcuda_that_nobody_has.so.1")
     open_driver.cache_clear()
     for _ in range(2):
         with pytest.raises(BackendError, match=r"^libcuda_that_nobody_has\.so\.1 cannot be loaded .*NVIDIA's driver"):

@@ -39,7 +39,7 @@ kinds = pytest.mark.parametrize(("name", "update"), KINDS, ids=lambda value: val
 
 
 class Lost(BackendError):
-    """What an engine says that fell over."""
+    """The error of an engine that fell over."""
 
 
 def segment(case: Case, seed: int, length: int, b: int = B) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def holds(stream: Stream) -> bytes:
 
 
 def say(case: Case, stream: Stream) -> bytes:
-    """What shows how a stream goes on: the state, and two further segments."""
+    """Return the state and two further segments, which show how a stream goes on."""
     return holds(stream) + run(case, stream, 90) + run(case, stream, 91, 1)
 
 
@@ -87,7 +87,7 @@ def restore(case: Case, stream: Stream) -> None:
 
 
 def keep_part(case: Case, stream: Stream) -> None:
-    """Of rolled memory a part is refused, so all of the segment is kept."""
+    """Keep a part of a segment; all of it of rolled memory, which refuses parts."""
     stream.loop.run(segment(case, 7, 4), np.full(B, 4, np.int32), commit=False)
     stream.commit(None if case.update == "rolled" else np.ones(B, np.int32))
 

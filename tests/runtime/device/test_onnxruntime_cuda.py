@@ -29,9 +29,9 @@ from txl_engines.bundles import build_bundle
 from txl_engines.recording import record_pass
 from txl_runtime import BackendError, BundleError, load
 from txl_runtime.bundle.encoding import file_sha256
+from txl_runtime.bundle.engines.files import find_engines
 from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.device import choosing, onnxruntime_cuda
-from txl_runtime.device.engines.files import find_engines
 from txl_runtime.guard.graph_check import Walk
 from txl_runtime.selftest import run_selftest
 

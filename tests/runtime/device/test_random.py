@@ -9,7 +9,7 @@ import pytest
 from random_operations import KINDS, WAYS, play, threads
 
 SEEDS, LONGER, SOME = 126, 60, 12
-"""Of the whole sweep: for each kind, and for those whose programs take longer; a thousand in all. And of a sample."""
+"""Seeds of the whole sweep for each kind, for those whose programs take longer (1,000 in all), and of a sample."""
 AT_ONCE = ("plain", "biased", "replace")
 """Kinds of which some seeds are part of the fast tests: their bundles are there, or are made in no time."""
 every = pytest.mark.parametrize(("name", "update"), KINDS, ids=lambda value: value)

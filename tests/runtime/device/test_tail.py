@@ -1,4 +1,4 @@
-"""Where a loop's work ends: also where it failed or was interrupted, and from a finalizer."""
+"""The end of a loop's work: also if it failed or was interrupted, and from a finalizer."""
 
 from __future__ import annotations
 

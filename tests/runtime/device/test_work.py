@@ -1,4 +1,4 @@
-"""What the loop puts into a device's queue: as little as it can, recorded once, and never what must not be."""
+"""The loop's work in a device's queue: as little as it can, recorded once, and never what must not be."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ BY_HAND: dict[str, tuple[Shapes, dict[str, Any], dict[int, Any]]] = {
     "Swish": ([[2, 3]], {"alpha": 1.5}, {}),
     "TensorScatter": ([[2, 1, 8, 4], [2, 1, 2, 4]], {"axis": 2, "mode": "circular"}, {2: [1, 7]}),
 }
-"""Of operators whose inputs random choices hardly fit together: sizes of the inputs, attributes, and inputs by their
+"""Operators whose inputs random choices hardly fit together: sizes of the inputs, attributes, and inputs by their
 places that are constants (numbers or arrays), of another type, or left out (None)."""
 
 SEEDS = """
@@ -58,7 +58,7 @@ ScatterND:265 Selu:3 Shape:3 Shrink:3 Sigmoid:3 Sign:3 Sin:3 Sinh:3 Size:3 Slice
 SpaceToDepth:152 Split:5 Sqrt:3 Squeeze:3 Sub:0 Sum:1 Tan:3 Tanh:3 ThresholdedRelu:3 Tile:14 TopK:50 Transpose:3
 Trilu:19 Unsqueeze:0 Where:6 Xor:0 DynamicQuantizeLinear:5
 """
-"""Of all others, the first seed of whose random choices comes a graph that runs."""
+"""The first seed, of all other operators, whose random choices give a graph that runs."""
 
 
 def test_the_table_is_data_that_another_language_can_read():
@@ -66,7 +66,7 @@ def test_the_table_is_data_that_another_language_can_read():
 
 
 def test_no_form_is_wider_than_the_standard():
-    """Of some versions of the standard at least: what a version lacks, the engine refuses when it opens the graph."""
+    """Some version of the standard has each form: what a version lacks, the engine refuses when it opens the graph."""
     for name, form in FORMS[""].items():
         schemas = [onnx.defs.get_schema(name, opset, "") for opset in OPSETS if onnx.defs.has(name, opset, "")]
         assert schemas, name
@@ -84,7 +84,7 @@ def test_no_form_is_wider_than_the_standard():
 
 
 def ran_by_hand(domain: str, name: str) -> bool:
-    """Whether an operator passes the check and runs in ONNX Runtime."""
+    """Return whether an operator passes the check and runs in ONNX Runtime."""
     shapes, attributes, others = BY_HAND[name]
     inputs, constants, feeds, names = [], [], dict[str, Any](), []
     for place in range(max(len(shapes), max(others, default=0) + 1)):

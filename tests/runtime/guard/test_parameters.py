@@ -14,7 +14,7 @@ WEIGHTS = "weights.safetensors"
 
 
 BUNDLES = [frozen(name) for name in ("int8", "clusters", "half")]
-"""Of weights in several types, with tables that are ranges of another."""
+"""Bundles of weights in several types, with tables that are ranges of another."""
 
 
 def test_every_parameter_is_found_with_the_values_that_onnx_reads():
@@ -40,7 +40,7 @@ WHOLE = np.arange(32, dtype=np.uint8)
 
 
 def parameters(places: dict[str, str], kind: int = TensorProto.FLOAT, dims: tuple[int, ...] = (2, 3)) -> dict:
-    """Of a graph with one, of which the file is 32 bytes long."""
+    """Return the parameters of a graph with one, in a file of 32 bytes."""
     tensor = TensorProto(name="w", data_type=kind, dims=dims, data_location=1)
     for key, value in ({"location": WEIGHTS, "offset": "8", "length": "24"} | places).items():
         tensor.external_data.add(key=key, value=value)

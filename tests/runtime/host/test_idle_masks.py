@@ -41,7 +41,7 @@ def both_forms(path: Path) -> tuple[Model, Model]:
 
 
 def kept(model: Model) -> dict[str, list[str]]:
-    """Of every program, the outputs whose idle sequences the loop keeps."""
+    """Return, for every program, the outputs whose idle sequences the loop keeps."""
     backend: Any = model.backend
     return {program.name: sorted(backend.engine.kept(program)) for program in backend.programs}
 
@@ -68,7 +68,7 @@ def random_inputs(model: Model, draws: np.random.Generator, b: int, length: int)
 
 
 def counts(model: Model, draws: np.random.Generator, b: int, length: int) -> Ids:
-    """Which sequences run, and how many of their positions count."""
+    """Draw the sequences that run, and the number of their positions that count."""
     live = draws.random(b) < draws.choice([0.3, 0.6, 1.0])
     if not model.manifest.can.run_apart:
         live = np.full(b, bool(live.any()))
@@ -78,12 +78,12 @@ def counts(model: Model, draws: np.random.Generator, b: int, length: int) -> Ids
 
 
 def returned(stream: Stream) -> dict[str, Any]:
-    """What the last segment would make of the states."""
+    """Return the states as the last segment would make them."""
     return {state.name: array.copy() for state, array in stream.loop.written()}
 
 
 def ran(stream: Stream, inputs: dict[str, Any], live: Ids, commit: bool) -> Mapping[str, Any]:
-    """What a segment returns; whether it failed, where a graph cannot run so many sequences."""
+    """Run a segment and return its results; {"failed": [1.]} if a graph cannot run this number of sequences."""
     try:
         return stream.run(inputs, live, commit=commit)
     except BackendError:

@@ -47,7 +47,7 @@ def test_a_bundle_of_one_sequence_is_fixed():
 
 @forms
 def test_sequences_that_come_and_go_are_the_same_alone(form):
-    """Which sequences run changes with every segment: rolled memory is then on both sides."""
+    """Different sequences run in every segment: rolled memory is then on both sides."""
     model, draws = opened(form), np.random.default_rng(3)
     b = model.batch_size
     together, alone = model.stream(), [model.stream(1) for _ in range(b)]

@@ -118,7 +118,7 @@ def test_what_is_computed_ends_with_the_last_sequence_that_runs(opened, kind, co
 
 @every
 def test_sequences_that_come_and_go_get_what_a_fixed_b_gives_and_what_each_gets_alone(opened, kind):
-    """Which of them run changes with every segment, and so does how many are computed; rows are reset and moved."""
+    """Different sequences run in every segment, and a different number is computed; rows are reset and moved."""
     model, fixed, draws = opened(kind), opened(kind, open_batch=False), np.random.default_rng(3)
     together, all_of_them = model.stream(), fixed.stream()
     alone = [model.stream(1) for _ in range(B)]
@@ -157,7 +157,7 @@ def test_sequences_that_come_and_go_get_what_a_fixed_b_gives_and_what_each_gets_
 
 @every
 def test_nothing_reaches_a_result_from_sequences_that_are_not_computed(opened, kind):
-    """What they hold on either side, what they were given and what they returned before is spoiled."""
+    """Their states on either side, their inputs and their last results are spoiled."""
     model, draws = opened(kind), np.random.default_rng(1)
     clean, spoiled = model.stream(), model.stream()
     for _ in range(4):

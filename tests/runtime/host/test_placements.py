@@ -358,13 +358,13 @@ def test_a_commit_of_a_part_that_is_interrupted_happens_whole_or_not(mixture):
 
 
 def moved(loop: HostLoop, values: np.ndarray) -> bool:
-    """Whether the newest row of sequence 0 is the part's last."""
+    """Return whether the newest row of sequence 0 is the part's last."""
     rows = loop.take(0).tensors["rows"].reshape(-1, 2)
     return bool(rows[-1, 0] == values[0, 1])
 
 
 def carried(mixture: str) -> CarriedState:
-    """What a stream carries of a mixture: sequences that have two, five and no rows."""
+    """Return the carried state of a mixture: sequences that have two, five and no rows."""
     loop, _ = opened(mixture, True)
     for counts in ([2, L, 0, 1], [0, L, 0, 0]):
         values = np.random.default_rng(sum(counts)).normal(size=(B, L)).astype(np.float32)

@@ -23,7 +23,7 @@ from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.host import trial_child
 from txl_runtime.host.backend import HostBackend
 from txl_runtime.host.onnxruntime_cpu import OnnxRuntimeCpu
-from txl_runtime.host.trial import Tried
+from txl_runtime.host.trial import TrialEngine
 from txl_runtime.sandbox import process
 from txl_runtime.sandbox.process import Bounds
 from txl_runtime.selftest import run_selftest
@@ -31,9 +31,9 @@ from txl_runtime.selftest import run_selftest
 FORMS = ("ring", "clusters", "growing", "stages", "lockstep", "half", "int8", "policy-16", "lookahead", "axes")
 
 
-def tried(model: Model) -> Tried:
+def tried(model: Model) -> TrialEngine:
     assert isinstance(model.backend, HostBackend)
-    assert isinstance(model.backend.engine, Tried)
+    assert isinstance(model.backend.engine, TrialEngine)
     return model.backend.engine
 
 
@@ -283,7 +283,7 @@ def test_an_attack_ends_in_one_line_or_runs_within_the_bounds(bundle, tmp_path, 
 
 
 def test_a_trial_begins_with_the_states_that_the_bundle_begins_with(monkeypatch):
-    """What of them follows, such as a division by what only they hold, is seen there."""
+    """Faults that follow from them, such as a division by what only they hold, are seen there."""
     for name in ("OPENED", "STARTS"):
         monkeypatch.setattr(trial_child, name, {})
     bundle = open_bundle(frozen("axes"))

@@ -51,7 +51,7 @@ def program(tmp_path: Path) -> Path:
 
 
 def gone(process: Bounded) -> bool:
-    """Whether the process is none any more."""
+    """Return whether the process has ended."""
     return process._process.poll() is not None
 
 

@@ -1,4 +1,4 @@
-"""What no session does is refused at once, by name."""
+"""Requests that no session does are refused at once, by name."""
 
 from __future__ import annotations
 

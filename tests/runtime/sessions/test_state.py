@@ -136,7 +136,7 @@ def test_what_does_not_fit_is_refused(models, misfit):
 @pytest.mark.parametrize("update", ["ring", "rolled"])
 @pytest.mark.parametrize("head", [-1, 2**31 - 1, 2**40, -(2**62)])
 def test_a_head_that_fits_is_served(models, update, head):
-    """A state that is put is kept, parked and put on a row: none of these refuses what another one takes."""
+    """A state that is put is kept, parked and put on a row: none of these refuses what a different one takes."""
     model = models[update]
     state = taken(model, fed(model), 2)
     kind = np.int32 if abs(head + 0.5) < 2**31 else np.int64

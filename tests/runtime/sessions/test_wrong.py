@@ -1,4 +1,4 @@
-"""What goes wrong hurts the one whose it is; states come and go whole."""
+"""A fault hurts the one whose it is; states come and go whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where memory ends: what is asked for happens, or is refused, and the stream is what it was or says it is broken."""
+"""The end of memory: a call happens or is refused, and the stream is what it was or says it is broken."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_an_array_that_finds_no_memory_leaves_whole_segments_or_a_stream_that_sa
                 failed = True
             else:
                 failed = False
-        if stream._half_changed:
+        if stream.half_changed:
             assert failed
             with pytest.raises(TxlError, match="half replaced"):
                 stream.step(TOKENS[:, :1])

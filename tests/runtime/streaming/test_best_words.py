@@ -31,7 +31,7 @@ class Row(WholeSoftmax):
 
 
 class Next:
-    """What a program "next" returns for b distributions, worked out by NumPy; notes when its row is asked for.
+    """A program "next" for b distributions, worked out by NumPy; notes when its row is asked for.
 
     Of words that tie the last ones come first, which ONNX does not allow, but engines may do.
     """

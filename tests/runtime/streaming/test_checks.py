@@ -148,7 +148,7 @@ LENGTHS = st.one_of(
 
 
 def counted(ids: Any, lengths: Any) -> np.ndarray | None:
-    """Which tokens count, [B, T]; None where something does not fit."""
+    """Return the tokens that count, [B, T]; None if something does not fit."""
     if ids.dtype.kind not in "iu" or ids.ndim != 2 or len(ids) != B or not ids.shape[1]:
         return None
     counts = [ids.shape[1]] * B if lengths is None else lengths
@@ -438,7 +438,7 @@ def test_batch_sizes_and_threads_and_backends_out_of_range_are_named(model, monk
         assert message.startswith(f"threads is {threads!r}, expected a whole number of 1 … 1024, or None")
     for backend in ("gpu", "", "CPU"):
         message = refusal(lambda backend=backend: load(PATH, backend=backend), BackendError)
-        assert message == f"backend {backend!r} is unknown, expected one of auto, cpu, rtx, tensorrt, cuda"
+        assert message == f"backend {backend!r} is unknown, expected one of auto, cpu, rtx, tensorrt, cuda, native"
     for backend in DEVICES:
         message = refusal(lambda backend=backend: load(PATH, backend=backend), BackendError)
         assert message.startswith(f"backend {backend} cannot run here: ")

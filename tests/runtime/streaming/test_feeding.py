@@ -14,6 +14,7 @@ from txl_runtime.sessions import Limits, Request
 from txl_runtime.sessions.request_checks import check_request
 from txl_runtime.streaming.feeding import feed_arrays
 from txl_runtime.streaming.inputs import Segments
+from txl_runtime.streaming.partial import Parts
 
 
 def opened(model, tmp_path, **fields):
@@ -36,7 +37,7 @@ def near_of(inputs: dict[str, np.ndarray]) -> np.ndarray:
 
 
 def steps_of(columns: int) -> np.ndarray:
-    """What the counter of steps is at each position, with segments of 4 and then of 2."""
+    """Return the counter of steps at each position, with segments of 4 and then of 2."""
     whole = columns - columns % 4
     return np.array([first // 4 * 4 if first < whole else whole for first in range(columns)])
 
@@ -149,6 +150,7 @@ def test_what_has_two_axes_of_positions_is_not_cut(tmp_path):
         inputs = inputs_of(columns)
         return Request(inputs=inputs | {"frames": inputs["frames"][:, :1], "marks": inputs["marks"][:1]})
 
+    parts = Parts(manifest, manifest.states_of(model.update))
     with pytest.raises(UsageError, match=r"pairs has shape .*, expected one axis of positions to cut along; give each"):
-        check_request(asked(6), manifest, Limits())
-    assert check_request(asked(4), manifest, Limits()).columns == 4, "one segment is not cut"
+        check_request(asked(6), manifest, Limits(), parts)
+    assert check_request(asked(4), manifest, Limits(), parts).columns == 4, "one segment is not cut"

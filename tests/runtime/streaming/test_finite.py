@@ -89,7 +89,7 @@ def test_an_interrupt_leaves_nothing_to_commit(tmp_path, monkeypatch):
 
 
 def interrupting(after: int):
-    """What stands for a check, and raises KeyboardInterrupt in this call."""
+    """Return a check that raises KeyboardInterrupt in its call number `after`."""
     calls = iter(range(after))
 
     def check(*_: object) -> None:

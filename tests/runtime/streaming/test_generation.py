@@ -100,7 +100,7 @@ def test_tokens_and_texts_of_one_generation_may_be_read_in_turns(model):
 
 
 def stopping(model: Model) -> tuple[np.ndarray, list[bytes], int]:
-    """What is drawn freely; what each sequence says; where the first one says two ASCII letters that are new."""
+    """Return free draws, each sequence's bytes, and a place of two ASCII letters that are new in the first."""
     free = drawn(model.stream(), 60)
     said = [model.vocabulary.decode(row) for row in free.T]
     ascii_at = [at for at in range(4, 58) if said[0][at] < 128 and said[0][at + 1] < 128]
@@ -199,6 +199,21 @@ def test_memory_holds_the_last_token_where_that_is_asked_for(model, taken, feed_
         by_hand.step(token[:, None])
     assert bits(stream) == bits(by_hand)
     assert np.array_equal(found, drawn(model.stream())[:taken])
+
+
+@pytest.mark.parametrize(("b", "rows"), [(1, [0, 0]), (2, [0]), (2, [1, 0])])
+def test_a_prompt_is_not_fed_to_sequences_that_were_selected_meanwhile(model, b, rows):
+    stream = model.stream(b)
+    generation = stream.generate(PROMPTS[:b], 5)
+    stream.select(rows)
+    before = bits(stream)
+    with pytest.raises(UsageError, match="was reset, selected or restored while generating"):
+        next(generation)
+    assert bits(stream) == before
+    again = model.stream()
+    generation = again.generate(PROMPTS, 12, seed=5)
+    again.reset()
+    assert np.array_equal(np.stack(list(generation)), drawn(model.stream()))
 
 
 def test_tokens_that_were_fed_are_not_drawn_on_over_replaced_memory(model):

@@ -1,4 +1,4 @@
-"""What is given by name is held against the tables; what a model lacks for tokens is said by name."""
+"""Inputs by name are held against the tables; what a model lacks for tokens is said by name."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def test_memory_that_is_half_replaced_is_not_streamed_on(open_stream, update, ch
         line += 1
         if not interrupted(calls[change], line):
             break
-        if stream._half_changed:
+        if stream.half_changed:
             refused += 1
             for call in (lambda: stream.step(tokens_of(1)), stream.snapshot, lambda: stream.reset([0])):
                 with pytest.raises(UsageError, match=r"half replaced .* call reset\(\) or restore\(...\)"):
@@ -112,7 +112,7 @@ def test_a_running_generate_does_not_go_on_over_half_replaced_memory(open_stream
     drawn = stream.generate(tokens_of(3), 9, temperature=0)
     next(drawn)
     line = 1
-    while interrupted(lambda: stream.reset([0]), line) and not stream._half_changed:
+    while interrupted(lambda: stream.reset([0]), line) and not stream.half_changed:
         line += 1
     with pytest.raises(UsageError, match="was reset, selected or restored while generating"):
         next(drawn)

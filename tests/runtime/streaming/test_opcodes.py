@@ -29,7 +29,7 @@ PAIRS = [case for n, case in enumerate(CASES) if n % 3 == len(case[1]) % 3 and c
 ]
 """Some operations of every form and every operation with some form, for what runs each time."""
 FAST, SLOW = 97, 79
-"""Of so many opcodes one is tried; primes, so that they fall on ever other places of a loop."""
+"""One of 97, or of 79, opcodes is tried; primes, so that they fall on ever other places of a loop."""
 
 
 @pytest.fixture(scope="module")

@@ -98,7 +98,7 @@ def whole(stream: Stream, inputs: dict[str, Any], counts: np.ndarray) -> Any:
 
 
 def cut(stream: Stream, inputs: dict[str, Any], counts: np.ndarray) -> Any:
-    """A part that runs again: a segment of so many positions."""
+    """Run a part again: a segment of `counts` positions."""
     return stream.run(stream.loop.parts.inputs(inputs, counts), counts)
 
 
@@ -189,7 +189,7 @@ def test_the_state_is_that_of_the_part_alone(find, name, seed):
 
 
 def entry_has_rows(model: Model) -> bool:
-    """Whether outputs are of positions, each with the sequences it is of."""
+    """Return whether all outputs have positions and sequences."""
     return all(entry.axes.batch is not None and entry.axes.positions for entry in model.manifest.outputs)
 
 

@@ -20,7 +20,7 @@ def model() -> Model:
 
 
 def by_hand(model: Model, before: str, hypothesis: str) -> float:
-    """The cost of a text behind another one, in a stream of its own."""
+    """Return the cost of a text behind a context, in a stream of its own."""
     whole, context = (model.vocabulary.encode(text) for text in (before + hypothesis, before))
     return float(model.stream(1).score(whole[None])[0, len(context) - 1 :].sum(dtype=np.float64))
 

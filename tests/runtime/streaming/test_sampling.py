@@ -1,4 +1,4 @@
-"""What is drawn: the distribution worked out by hand, and lazily the very tokens the whole distribution would give."""
+"""Draws: the distribution worked out by hand, and lazily the very tokens the whole distribution would give."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ TAILS = {1: np.zeros((1, 1), np.float32), 2: np.log(np.array([[0.3, 0.13, 0.1]])
         ({"top_p": 0.69}, kept(PROBABILITIES, [1, 3])),
         ({"top_p": 0.001}, kept(PROBABILITIES, [1])),
         ({"top_p": 1.0}, PROBABILITIES),
-        # Of the three kept by top-k, 0.4/0.83 and 0.3/0.83 already reach 0.8; of all six they do not.
+        # The three kept by top-k have 0.4/0.83 and 0.3/0.83, which already reach 0.8; with all six they do not.
         ({"top_k": 3, "top_p": 0.8}, kept(PROBABILITIES, [1, 3])),
         ({"top_p": 0.8}, kept(PROBABILITIES, [1, 3, 4])),
         # The temperature comes first: at 0.5 the two best hold 0.87.

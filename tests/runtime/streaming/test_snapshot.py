@@ -107,7 +107,7 @@ def test_a_state_that_cannot_be_written_leaves_nothing_behind(model, tmp_path):
 
 
 MUTANTS = int(os.environ.get("TXL_MUTANTS", "150"))
-"""Of each kind of state; the sweep tries some, `TXL_MUTANTS=3000` very many."""
+"""Mutants of each kind of state; the sweep tries some, `TXL_MUTANTS=3000` very many."""
 
 
 @pytest.mark.parametrize("kind", ["rows", "whole"])

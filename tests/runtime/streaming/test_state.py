@@ -1,4 +1,4 @@
-"""How far sequences have come: one table whatever the placements, and one assignment for a step."""
+"""The counters of sequences: one table whatever the placements, and one assignment for a step."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_what_programs_read_is_the_beginning_of_one_table(rules):
 
 @every
 def test_a_step_is_one_assignment(rules):
-    """Of all that is held, nothing changes before the last line of `advance`, and then all of it."""
+    """Nothing that is held changes before the last line of `advance`, and then all of it does."""
     held = counters(rules)
     now = held._now
 

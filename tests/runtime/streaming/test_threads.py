@@ -17,7 +17,7 @@ B, V, ROUNDS = 3, 41, 40
 
 
 def work(model: Model, worker: int, start: threading.Barrier | None = None) -> list[bytes]:
-    """What one thread does, of every kind: all results and the state at the end, as bytes."""
+    """Do one thread's work, of every kind; returns all results and the state at the end, as bytes."""
     draws = np.random.default_rng(worker)
     stream = model.stream(1 + worker % model.batch_size)
     rows = stream.batch_size

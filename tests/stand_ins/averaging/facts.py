@@ -1,4 +1,4 @@
-"""What `inspect` says of a decaying average."""
+"""The lines that `inspect` shows of a decaying average."""
 
 from __future__ import annotations
 

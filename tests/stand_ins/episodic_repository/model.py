@@ -1,4 +1,4 @@
-"""What episodic-transformer-memory-ppo calls `model`, written from its interface and the names of its tensors."""
+"""The `model` of episodic-transformer-memory-ppo, written from its interface and the names of its tensors."""
 
 from __future__ import annotations
 

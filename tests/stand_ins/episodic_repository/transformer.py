@@ -1,4 +1,4 @@
-"""What episodic-transformer-memory-ppo calls `transformer`, written from its interface and the names of its tensors."""
+"""The `transformer` of episodic-transformer-memory-ppo, written from its interface and the names of its tensors."""
 
 from __future__ import annotations
 

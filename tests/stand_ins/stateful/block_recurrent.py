@@ -43,7 +43,7 @@ class BlockRecurrent(Loaded):
         return self.linear(self.normed(x, "to_logits.0"), "to_logits.1"), *kept, *written
 
     def _recurrent(self, x: Tensor, own: Tensor, vectors: Tensor, name: str) -> tuple[Tensor, Tensor]:
-        """What the segment reads of the state vectors, and the vectors that it leaves."""
+        """Return the segment's read of the state vectors, and the vectors that it leaves."""
         normed = self.normed(vectors, f"{name}.state_norm") + self.tensor(f"{name}.state_pos_ids")
         state = torch.stack(self.linear(normed, f"{name}.state_to_kv").chunk(2, -1))
         q, to_state, from_state = (

@@ -50,7 +50,7 @@ class CompressiveCounted(Compressive):
         return logits, torch.stack(kept), torch.stack(kept_compressed), fill, compressed_fill
 
     def _places(self, length: int, fill: Tensor, compressed_fill: Tensor) -> tuple[Tensor, Tensor]:
-        """Which keys each query sees [B, 1, L, K], and the row of the table of positions for each pair [B, 1, L, K].
+        """Return the keys that each query sees, and each pair's row of the table of positions, both [B, 1, L, K].
 
         The table counts from the oldest row that is filled.
         """
@@ -72,7 +72,7 @@ class CompressiveCounted(Compressive):
         return self.linear(join_heads(attend(scores, v, visible)), f"{name}.to_out")
 
     def _made(self, lost: Tensor) -> Tensor:
-        """How many compressed rows come of so many that leave, with the zero rows in front of them."""
+        """Return the number of compressed rows that come of `lost` rows, with the zero rows in front of them."""
         return (lost + lost % self.ratio) // self.ratio
 
     def _moved(self, compressed: Tensor, oldest: Tensor, lost: Tensor, name: str) -> Tensor:

@@ -40,7 +40,7 @@ class Infini(Loaded):
     def _attended(
         self, x: Tensor, name: str, segments: Tensor, memory: Tensor, norm: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """What attention and memory give, and the memory with this segment."""
+        """Return the result of attention and memory, and the memory with this segment."""
         parts = self.linear(self._rms(x, f"{name}.norm"), f"{name}.to_qkv").chunk(3, -1)
         q, k, v = (split_heads(part, self.heads) for part in parts)
         behind = distances(q.shape[2], k.shape[2], q.device)
@@ -61,7 +61,7 @@ class Infini(Loaded):
 
 
 def _read(x: Tensor, memory: Tensor, norm: Tensor) -> Tensor:
-    """What rows [B, H, T, d] find in a memory; nothing in one of zeros."""
+    """Read a memory with rows [B, H, T, d]; zeros from one of zeros."""
     return x @ memory / (x @ norm[..., None]).clamp(min=1e-10)
 
 

@@ -16,7 +16,7 @@ from txl_export.families.own_module.spec import InputSpec, OutputSpec, StateSpec
 from stand_ins.stateful.weights import Config, Loaded, distances, join_heads, newest, split_heads
 
 ROWS = 32
-"""Of the store, where the configuration does not say `max_knn_memories`."""
+"""The store's rows, if the configuration does not say `max_knn_memories`."""
 HIDDEN = -1e30
 
 
@@ -49,7 +49,7 @@ class Memorizing(Loaded):
     def _attended(
         self, x: Tensor, name: str, memory: Tensor, store: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor]:
-        """What attention finds, and the keys and values of memory and segment [B, K, 2, d]."""
+        """Return the result of attention, and the keys and values of memory and segment [B, K, 2, d]."""
         q = split_heads(self.linear(x, f"{name}.to_q"), self.heads)
         k, v = self.linear(x, f"{name}.to_kv").chunk(2, -1)
         if store is not None:

@@ -69,7 +69,7 @@ class MemoryTokens(Loaded):
     def _attended(
         self, x: Tensor, name: str, visible: Tensor, first: Tensor | None, cache: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """What attention finds, the values before they are mixed, and the keys and values to keep."""
+        """Return the result of attention, the values before they are mixed, and the keys and values to keep."""
         x = self._rms(x, f"{name}.norm")
         k, v = (split_heads(part, self.heads) for part in self.linear(x, f"{name}.to_kv").chunk(2, -1))
         q, values = split_heads(self.linear(x, f"{name}.to_q"), self.heads), v

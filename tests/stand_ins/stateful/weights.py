@@ -37,7 +37,7 @@ class Loaded(nn.Module):
         return found
 
     def has(self, name: str) -> bool:
-        """Whether there is such a parameter or buffer."""
+        """Return whether there is such a parameter or buffer."""
         *path, last = name.split(".")
         holder: Any = self
         for part in path:
@@ -67,7 +67,7 @@ def join_heads(x: Tensor) -> Tensor:
 
 
 def distances(queries: int, keys: int, device: torch.device) -> Tensor:
-    """How far behind each query each key stands, [queries, keys]; the last query and the last key stand together."""
+    """Return the distance of each key behind each query, [queries, keys]; the last query and key stand together."""
     last = torch.arange(keys - queries, keys, device=device)
     return last[:, None] - torch.arange(keys, device=device)[None, :]
 

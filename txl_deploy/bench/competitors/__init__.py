@@ -1,8 +1,8 @@
-"""PyTorch competitors of a bundle: PyTorch as people run it, and plain PyTorch at its best.
+"""PyTorch competitors of a bundle: PyTorch as people usually run it, and plain PyTorch at its best.
 
-Those of a Transformer-XL are listed here; `own_module` has those of a model of the user's own. Each has the methods of
-`txl_deploy.bench.competitor.Competitor`, takes its weights from the bundle itself, and is compared with it before it is
-timed.
+The competitors of a Transformer-XL are listed here; `own_module` has those of a model of the user's own. Each has the
+methods of `txl_deploy.bench.competitor.Competitor`, takes its weights from the bundle, and is compared with the bundle
+before it is timed.
 
     torch          eager, hidden memory, the released code's own layout
     torch-kv       eager, K/V memory, everything folded that does not depend on the input
@@ -21,12 +21,13 @@ from txl_deploy.bench.competitors.hidden import TimeFirstHidden
 from txl_deploy.bench.competitors.shared_layers import SharedLayers
 
 NAMES = ("torch", "torch-kv")
+"""Competitors of a Transformer-XL, as named in --against."""
 
 
 def competitors(names: tuple[str, ...], model: Model, threads: int) -> tuple[dict[str, Maker], dict[str, str]]:
-    """Return makers of some of `NAMES` with a bundle's weights, and the reasons why others cannot run here.
+    """Return makers of the competitors in `names` with a bundle's weights, and the reasons why some cannot run here.
 
-    Torch is set to `threads` too.
+    PyTorch is set to `threads` threads.
 
     Raises:
         UsageError: a name is unknown.
@@ -50,7 +51,7 @@ def competitors(names: tuple[str, ...], model: Model, threads: int) -> tuple[dic
 
 
 def why_not(model: Model) -> str:
-    """Explain why PyTorch's competitors cannot run this model; "" if they can."""
+    """Return the reason why the PyTorch competitors cannot run this model; "" if they can."""
     m = model.manifest
     if m.config.attn_type != 0 or m.dialect.segment_window:
         return f"the PyTorch competitors compute attn_type 0 without segment windows, this is {m.config.attn_type}"

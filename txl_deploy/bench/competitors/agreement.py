@@ -1,4 +1,4 @@
-"""Check that a competitor computes the same as the bundle: otherwise timing it would compare nothing."""
+"""Check that a competitor computes the same as the bundle; otherwise timing would compare different things."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from txl_deploy.bench.driving import filling, is_transformer_xl, random_inputs
 from txl_deploy.bench.works import Works
 
 COMPILED = "torch-compile"
-"""The competitor that may fail on a model: each part of a compiler raises its own kinds of errors."""
+"""The competitor that may fail on a model, with any kind of error: each part of a compiler raises its own."""
 
 
 def compared(
-    works: Works, makers: Mapping[str, Maker], heard: Listener
+    works: Works, makers: Mapping[str, Maker], listener: Listener
 ) -> tuple[list[Competitor], dict[str, Agreement], dict[str, str]]:
-    """Compare competitors with the bundle; return those that ran, with full states, their agreement, and the failures.
+    """Compare competitors with the bundle; return (competitors that ran, with full states; their agreement; failures).
 
-    Each is made when its turn comes.
+    Each competitor is made just before it is compared.
 
     Raises:
-        CheckError: a competitor computes something else than the bundle.
+        CheckError: a competitor does not compute the same as the bundle.
     """
     others: list[Competitor] = []
     agreement: dict[str, Agreement] = {}
     failed: dict[str, str] = {}
     for name, make in makers.items():
-        heard.stage(f"check that {name} agrees")
+        listener.stage(f"check that {name} agrees")
         try:
             other = make()
             agreement[name] = agree(works.ours, other, works.model)
@@ -49,17 +49,17 @@ def compared(
                 raise
             failed[name] = f"it fails on this module: {type(error).__name__}: {one_line(error)}"
     if failed:
-        fill(works.ours, works.model)  # the failure may have left the bundle's state half filled
+        fill(works.ours, works.model)  # the failure may have left the bundle's state half full
     return others, agreement, failed
 
 
 def agree(bundle: BundleCompetitor, other: Competitor, model: Model) -> Agreement:
-    """Compare a competitor with the bundle over chained segments: with new states, and with full ones.
+    """Compare a competitor with the bundle over chained segments, first with new states, then with full states.
 
-    Both start anew, and are left with full states.
+    Both are reset first, and have full states afterwards.
 
     Raises:
-        CheckError: they do not compute the same function, so timing them would compare nothing.
+        CheckError: the two do not compute the same function.
     """
     started, manifest = time.monotonic(), model.manifest
     found = _Distributions(manifest, other.precision) if is_transformer_xl(manifest) else _Outputs(manifest)
@@ -87,7 +87,7 @@ class _Distributions:
 
     Attributes:
         first, last: lengths of the segments that are compared before and after the state is filled.
-        while_filling: True if the segments that fill it are compared too.
+        while_filling: True if the segments that fill the state are compared, too.
     """
 
     while_filling = False
@@ -96,12 +96,13 @@ class _Distributions:
         longest = manifest.segment_lengths[0]
         self.first, self.last = (longest, 1), (longest, longest, 1, 1, 1, longest, 1)
         self._measure, self._limit = competitor_limit({precision, str(manifest.precision)})
-        self._largest, self._divergences = list[float](), list[float]()  # one per segment
+        self._largest, self._divergences = list[float](), list[float]()  # each has one entry per segment
 
     def add(self, ours: Mapping[str, Array], theirs: Mapping[str, Array]) -> None:
         (one,), (other,) = ours.values(), theirs.values()
         worst, divergences = 0.0, []
-        for row in np.ndindex(one.shape[:-1]):  # row by row, as a float64 copy of a large vocabulary's rows is large
+        # row by row, because a float64 copy of all rows of a large vocabulary would take much memory
+        for row in np.ndindex(one.shape[:-1]):
             p, q = one[row].astype(np.float64), other[row].astype(np.float64)
             worst = float(np.fmax(worst, np.abs(p - q).max())) if np.isfinite(p).all() else np.nan
             divergences.append(float((np.exp(q) * (q - p)).sum()))
@@ -113,7 +114,7 @@ class _Distributions:
         max_abs, kl = float(np.max(self._largest)), float(np.maximum(np.mean(self._divergences), 0))
         measure, limit, segments = self._measure, self._limit, len(self._largest)
         reached = kl if measure == "kl" else max_abs
-        if not reached <= limit:  # NaN is no agreement either
+        if not reached <= limit:  # also true for NaN, which is no agreement
             raise CheckError(
                 f"{name}: differs from the bundle by {measure} {reached:.3g} over {segments} chained segments, "
                 f"expected at most {limit:g}; it computes something else, so it is not timed: leave it out of --against"

@@ -1,9 +1,9 @@
-"""PyTorch with K/V memory: eager, the best that plain PyTorch does with the same weights.
+"""Eager PyTorch with K/V memory: the best that plain PyTorch does with the same weights.
 
-It saves the same work as a bundle: keys and values are kept instead of projected again, W_r·R is computed once per
-length, and the scale is folded into W_q, u and v. It writes new rows behind the old ones, into a buffer with room for M
-more, so that memory is copied only once in M tokens. Attention is `scaled_dot_product_attention` with the relative
-scores as its mask.
+It saves the same work as a bundle: keys and values are kept instead of projected again, the product W_r·R of relative
+positions is computed once per length, and the attention scale is folded into W_q, u and v. New rows are written behind
+the old ones, into a buffer with room for M more rows, so that memory is copied only once in M tokens. Attention is
+`scaled_dot_product_attention` with the relative scores as its mask.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from torch.nn import functional as F
 from txl_deploy.bench.competitors.shared_layers import Eager, SharedLayers
 
 KEPT = 5
-"""Tables and masks that are kept: a memory that is still filling uses each length once."""
+"""Maximum number of tables and masks that are kept; while a memory fills, each length is used only once."""
 Join = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""(layer, its new keys, its new values), both [B, H, L, d_head] → keys and values of memory and segment."""
+"""(index of the layer, its new keys, its new values), both [B, H, L, d_head] → (keys, values) of memory and segment."""
 Place = Callable[[Tensor], Tensor]
-"""Scores with a column per distance, [B, H, L, distances] → with a column per key, -inf for hidden keys."""
+"""Scores with a column per distance, [B, H, L, distances] → scores with a column per key, -inf for hidden keys."""
 
 
 class KeyValue(Eager):
@@ -33,7 +33,8 @@ class KeyValue(Eager):
     def __init__(self, parts: SharedLayers, batch_size: int) -> None:
         state, scale = parts.state, parts.config.d_head**-0.5
         self.joined = parts.joined({"query": scale, "key": 1.0, "value": 1.0})
-        self.content = [(state[f"{name}.content_bias"] * scale)[:, None] for name in parts.attention]  # [H, 1, d_head]
+        # shape [H, 1, d_head] each
+        self.content = [(state[f"{name}.content_bias"] * scale)[:, None] for name in parts.attention]
         self.position = [(state[f"{name}.position_bias"] * scale)[:, None] for name in parts.attention]
         self._tables, self._mask = lru_cache(KEPT)(parts.tables), lru_cache(KEPT)(self._find_mask)
         super().__init__(parts, batch_size)
@@ -60,24 +61,25 @@ class KeyValue(Eager):
 
     def step_bytes(self, length: int) -> int:
         c, m = self.parts.config, self.parts.memory_length
-        rows = c.n_layer * (2 * self.batch_size * m + m + length) * c.n_head * c.d_head  # keys, values, positions
+        # keys and values of all sequences, and positions
+        rows = c.n_layer * (2 * self.batch_size * m + m + length) * c.n_head * c.d_head
         return self.parts.read_bytes(".position.weight", ".position.bias") + rows * self.parts.dtype.itemsize
 
     def layers(self, tokens: Tensor, tables: list[Tensor], join: Join, place: Place) -> Tensor:
-        """Run all layers over a segment [B, T], with each layer's positions [H, d_head, distances]: [B, T, D]."""
+        """Run all layers on a segment [B, T] → [B, T, D]; `tables` are their positions [H, d_head, distances]."""
         parts = self.parts
         hidden = parts.embed(tokens)
         for i, name in enumerate(parts.attention):
             query, key, value = self._project(i, hidden)
             keys, values = join(i, key, value)
-            scores = place(by_distance(query + self.position[i], tables[i]))  # [B, H, L, K]
+            scores = place(by_distance(query + self.position[i], tables[i]))  # shape [B, H, L, K]
             mixed = F.scaled_dot_product_attention(query + self.content[i], keys, values, scores, scale=1.0)
             attended = parts.linear(f"{name}.output", mixed.transpose(1, 2).flatten(2))
             hidden = parts.feed_forward(i, hidden, attended)
         return parts.final(hidden)
 
     def memory(self) -> list[Tensor]:
-        """Return keys and values in turns, contiguous [B, H, rows, d_head]."""
+        """Return the keys and values of all layers, alternating, contiguous [B, H, rows, d_head]."""
         rows = slice(self._end - self.rows, self._end)
         return [buffer[:, :, rows].contiguous() for buffer in self._buffers]
 
@@ -100,7 +102,7 @@ class KeyValue(Eager):
         return [self.parts.zeros(self.batch_size, c.n_head, room, c.d_head) for _ in range(2 * c.n_layer)]
 
     def _make_room(self, length: int) -> None:
-        """Move the rows of the memory to the front; if a segment is longer than the room, into larger buffers."""
+        """Move memory rows to the front of the buffers; if a segment does not fit even then, make larger buffers."""
         kept, room = self.memory(), 2 * self.parts.memory_length + length
         if self._buffers[0].shape[2] < room:
             self._buffers = self._allocate(room)
@@ -109,7 +111,7 @@ class KeyValue(Eager):
         self._end = self.rows
 
     def _remember_zeros(self) -> None:
-        """Store M rows of zeros as layers project them: with pre-norm or biases, keys and values are not zero."""
+        """Store the keys and values of M zero inputs; with pre-norm or biases, they are not zero."""
         m = self.parts.memory_length
         zeros = self.parts.zeros(1, 1, self.parts.config.d_model)
         for i in range(self.parts.config.n_layer):
@@ -125,14 +127,14 @@ class KeyValue(Eager):
 
 
 def by_distance(query: Tensor, table: Tensor) -> Tensor:
-    """Multiply [B, H, L, d_head] by [H, d_head, distances], without a copy of the table per sequence."""
+    """Multiply [B, H, L, d_head] by a table [H, d_head, distances], without copying the table per sequence."""
     batch, heads, length, width = query.shape
     rows = query.transpose(0, 1).reshape(heads, batch * length, width)
     return (rows @ table).view(heads, batch, length, -1).transpose(0, 1)
 
 
 def shift(x: Tensor) -> Tensor:
-    """Turn columns of distances K-1 … 0 into columns of keys, for each query: [B, H, L, K] → the same shape."""
+    """Turn columns of distances K-1 … 0 into columns of keys, for each query: [B, H, L, K] → [B, H, L, K]."""
     batch, heads, length, keys = x.shape
     if length == 1:
         return x

@@ -1,8 +1,8 @@
 """Eager PyTorch with hidden memory: the cost of serving a Transformer-XL with its training code.
 
-It computes the same as the released code, in its layout: every step projects the whole memory to keys and values again,
-one qkv_net makes queries for the rows of the memory too, r_net projects the sinusoids of all distances in every layer
-and step, and scores are [query, key, batch, head].
+It computes what the released code of Transformer-XL computes, in the same layout: every step projects the whole memory
+to keys and values again, one qkv_net also makes queries for the memory's rows, r_net projects the sinusoids of all
+distances in every layer and step, and scores are [query, key, batch, head].
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from txl_deploy.bench.competitors.shared_layers import Eager, SharedLayers
 
 
 class TimeFirstHidden(Eager):
-    """The released code's own layout: [T, B, D], scores [i, j, b, n] by einsum, relative shift by cat and view.
+    """The released code's layout: activations [T, B, D], scores [query, key, batch, head], relative shift by cat and
+    view.
 
-    Entry i of the memory is the input of layer i. It grows to M rows by one cat and one slice per layer and step.
+    Entry i of the memory holds the inputs of layer i. It grows to M rows by one cat and one slice per layer and step.
     """
 
     name = "torch"
@@ -53,7 +54,7 @@ class TimeFirstHidden(Eager):
         return self.parts.final(hidden).transpose(0, 1)
 
     def _attend(self, i: int, context: Tensor, positions: Tensor, unseen: Tensor) -> Tensor:
-        """Compute attention of the last rows over the whole context: [rows, B, D] → [T, B, D]."""
+        """Compute the attention of the segment's rows over the whole context: [rows, B, D] → [T, B, D]."""
         parts, name = self.parts, self.parts.attention[i]
         (rows, batch), length = context.shape[:2], len(unseen)
         q, k, v = F.linear(context, *self.joined[i]).chunk(3, dim=-1)
@@ -70,6 +71,6 @@ class TimeFirstHidden(Eager):
 
 
 def _shift(x: Tensor) -> Tensor:
-    """Turn columns of distances rows-1 … 0 into columns of keys, for each query: [i, j, b, n] → the same shape."""
+    """Turn columns of distances rows-1 … 0 into columns of keys, for each query: [i, j, b, n] → [i, j, b, n]."""
     padded = torch.cat([x.new_zeros(x.shape[0], 1, *x.shape[2:]), x], dim=1)
     return padded.view(x.shape[1] + 1, x.shape[0], *x.shape[2:])[1:].view_as(x)

@@ -1,7 +1,7 @@
-"""Competitors of the bundle of a user's own model: its module in PyTorch, as people run it.
+"""Competitors for the bundle of a user's own model: the model's module in PyTorch, as people usually run it.
 
     torch          eager, in float32
-    torch-compile  torch.compile of the same
+    torch-compile  torch.compile of the same module
 
 Both are compared with the bundle before they are timed.
 """
@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from txl_export.families.own_module.adapted import Adapted
 from txl_export.families.own_module.module_call import Eager
 from txl_export.families.own_module.sizes import TORCH, fresh_states, measured
-from txl_export.families.own_module.sources import Adapted, read_source, whose_code
+from txl_export.families.own_module.sources import read_source, whose_code
 from txl_export.families.own_module.spec import VALID, StepSpec
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.errors import UsageError
@@ -30,16 +31,19 @@ from txl_deploy.bench.driving import random_inputs
 from txl_deploy.bench.floor import state_bytes
 
 NAMES = ("torch", "torch-compile")
+"""Competitors of a user's own model, as named in --against."""
 
 States = dict[str, Tensor | None]
+"""States of a module by name; None for a state that does not exist yet."""
 Step = Callable[[dict[str, Tensor], States, Tensor | None], tuple[dict[str, Tensor], Any]]
+"""A function (inputs, states, valid positions or None) → (outputs, new states)."""
 
 
 class TorchSteps(Competitor):
-    """The module in eager mode, called as one would by hand, its state carried along.
+    """The module in eager mode, called as a user would call it, with the state carried from step to step.
 
     Raises:
-        UsageError: the module is not the bundle's, or its own code failed.
+        UsageError: the module is not the one from which the bundle was exported, or its code failed.
     """
 
     name = "torch"
@@ -53,7 +57,7 @@ class TorchSteps(Competitor):
         self._spec, self._batch_size = spec, model.batch_size
         self._logits = [entry.name for entry in spec.output_specs if entry.role == "logits"]
         eager = Eager(spec)
-        for length in model.segment_lengths:  # so that an error in the module is reported here, in one line
+        for length in model.segment_lengths:  # so that an error in the module's code is reported here, in one line
             inputs = _tensors(random_inputs(model.manifest, length))
             eager(inputs, fresh_states(spec, model.batch_size), self._valid(inputs))
         attributes = any(entry.attribute is not None for entry in spec.states)
@@ -90,14 +94,14 @@ class TorchSteps(Competitor):
 
 
 class CompiledSteps(TorchSteps):
-    """torch.compile of the same step. While states grow it runs eagerly, so that there is one graph per length."""
+    """The same step with torch.compile. While states grow it runs eagerly, so that one graph per length suffices."""
 
     name = "torch-compile"
     description = "torch.compile (inductor), float32"
 
     def __init__(self, spec: StepSpec, model: Model) -> None:
         super().__init__(spec, model)
-        torch._dynamo.config.allow_rnn = True  # else a recurrent layer of torch runs eagerly, between two graphs
+        torch._dynamo.config.allow_rnn = True  # otherwise torch runs its recurrent layers eagerly, between two graphs
         self._compiled: Step = torch.compile(self._step, dynamic=False)
 
     def reset(self) -> None:
@@ -115,11 +119,11 @@ class CompiledSteps(TorchSteps):
 
 
 def own_competitors(
-    names: tuple[str, ...], source: str | Adapted, weights: str | None, model: Model, threads: int, heard: Listener
+    names: tuple[str, ...], source: str | Adapted, weights: str | None, model: Model, threads: int, listener: Listener
 ) -> tuple[dict[str, Maker], dict[str, str]]:
-    """Return makers of some of `NAMES`, and the reasons why others cannot run here.
+    """Return makers of the competitors in `names`, and the reasons why some cannot run here.
 
-    Torch is set to `threads` too.
+    PyTorch is set to `threads` threads.
 
     Raises:
         UsageError: a name is unknown, or the user's file or module has the wrong form.
@@ -130,7 +134,7 @@ def own_competitors(
         )
     torch.set_num_threads(threads)
     if whose := whose_code(source):
-        heard.warn(f"{whose} is run on this machine")
+        listener.warn(f"{whose} is run on this machine")
     spec, _ = read_source(source, weights)
     why = no_compiler() if "torch-compile" in names else None
     makers: dict[str, Maker] = {
@@ -142,7 +146,7 @@ def own_competitors(
 
 
 def no_compiler() -> str | None:
-    """Explain why torch.compile cannot run here; None if it can."""
+    """Return the reason why torch.compile cannot run here; None if it can."""
     own = os.environ.get("CXX")
     names = (own,) if own else ("g++", "clang++", "c++")
     if any(shutil.which(name) for name in names):
@@ -151,7 +155,7 @@ def no_compiler() -> str | None:
 
 
 def _by_hand(spec: StepSpec) -> Step:
-    """Return the call that one would write by hand, without the time that an exporter's checks and casts take."""
+    """Return the step as a user would call it, without the checks and casts of the exporter, which take time."""
     module, step = spec.module, spec.step
     names, held = [entry.name for entry in spec.output_specs], [entry.name for entry in spec.states]
     kinds = {entry.name: TORCH[entry.module_dtype] for entry in spec.inputs}
@@ -172,7 +176,7 @@ def _by_hand(spec: StepSpec) -> Step:
 
 
 def _check_same(spec: StepSpec, manifest: Manifest) -> None:
-    """Refuse a module whose tables of inputs, outputs and states differ from the bundle's."""
+    """Refuse a module whose inputs, outputs or states differ from those in the bundle's tables."""
     batch = manifest.batch_size
     for what, found, expected in (
         ("inputs", {e.name: tuple(e.shape) for e in spec.inputs}, {e.name: e.shape for e in manifest.given}),

@@ -1,6 +1,6 @@
-"""Share parameters, embedding, feed-forward layer and softmax among PyTorch competitors.
+"""Parameters, embedding, feed-forward layer and softmax that the PyTorch competitors share.
 
-`benchmarks/rivals` makes further forms of the same layers, on a GPU and in bfloat16 as well.
+`benchmarks/rivals` builds further competitors from the same layers, also on a GPU and in bfloat16.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from txl_runtime.types import Array, Floats, Ids
 from txl_deploy.bench.competitor import TokenCompetitor
 
 Work = Callable[[Tensor], Tensor]
-"""A computation on the token ids of a segment, [B, T]."""
+"""A computation on the token ids of a segment, int32 [B, T], which returns a tensor."""
 
 
 class SharedLayers:
-    """Canonical parameters in one dtype, and the layers that all forms of the model compute alike.
+    """Parameters in one dtype, and the layers that are the same in all forms of the model.
 
     Args:
-        config, dialect: the model; attn_type 0 only.
-        state: canonical parameters (`weights`).
+        config, dialect: the model; only attn_type 0.
+        state: parameters by the project's own names (`weights`).
         dtype: dtype of parameters and activations; log-probabilities are float32.
     """
 
@@ -47,7 +47,7 @@ class SharedLayers:
         self.frequencies = 1 / (10000 ** (torch.arange(0.0, config.d_model, 2.0, device=device) / config.d_model))
 
     def zeros(self, *shape: int) -> Tensor:
-        """Return zeros of the parameters' dtype, on their device."""
+        """Return zeros in the parameters' dtype and on their device."""
         return torch.zeros(shape, dtype=self.dtype, device=self.frequencies.device)
 
     def positions(self, rows: int) -> Tensor:
@@ -59,21 +59,22 @@ class SharedLayers:
         return torch.cat([angles.sin(), angles.cos()], dim=-1).to(self.dtype)
 
     def tables(self, rows: int) -> list[Tensor]:
-        """Return W_r·R of distances rows-1 … 0 for each layer, [H, d_head, rows]."""
+        """Return the product W_r·R of distances rows-1 … 0 for each layer, [H, d_head, rows]."""
         positions = self.positions(rows)
         projected = (self.linear(f"{name}.position", positions) for name in self.attention)
         return [x.view(rows, *self.heads).permute(1, 2, 0).contiguous() for x in projected]
 
     def sees_all(self, length: int, remembered: int) -> bool:
         """Return True if every query may see every key, from sizes alone: reading a tensor would make the host wait."""
-        return length == 1 and (self.dialect.window is None or self.dialect.window > remembered)
+        window = self.dialect.window_of(length, self.memory_length)
+        return length == 1 and (window is None or window > remembered)
 
     def unseen(self, length: int, remembered: int) -> Tensor:
-        """Return the keys that each query may not see: bool [L, remembered + L]."""
+        """Return a mask that is True for each key that a query may not see: bool [L, remembered + L]."""
         ones = torch.ones(length, remembered + length, dtype=torch.bool, device=self.frequencies.device)
         unseen = ones.triu(remembered + 1)
-        if self.dialect.window is not None:
-            unseen |= ones.tril(remembered - self.dialect.window)
+        if (window := self.dialect.window_of(length, self.memory_length)) is not None:
+            unseen |= ones.tril(remembered - window)
         return unseen
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -93,7 +94,7 @@ class SharedLayers:
         return embedded.view(*tokens.shape, -1) * c.embedding_scale
 
     def linear(self, name: str, x: Tensor) -> Tensor:
-        """Apply a projection by name, with its bias if it has one: [..., in] → [..., out]."""
+        """Apply the projection of this name, with its bias if it has one: [..., in] → [..., out]."""
         return F.linear(x, self.state[f"{name}.weight"], self.state.get(f"{name}.bias"))
 
     def joined(self, factors: Mapping[str, float]) -> list[tuple[Tensor, Tensor | None]]:
@@ -106,12 +107,12 @@ class SharedLayers:
         return [(join(name, "weight"), join(name, "bias") if bias else None) for name in self.attention]
 
     def norm(self, name: str, x: Tensor) -> Tensor:
-        """Apply a layer norm by name, over [..., D]."""
+        """Apply the layer norm of this name, over [..., D]."""
         weight, bias = self.state[f"{name}.weight"], self.state[f"{name}.bias"]
         return F.layer_norm(x, (self.config.d_model,), weight, bias, self.config.layer_norm_epsilon)
 
     def feed_forward(self, i: int, hidden: Tensor, attended: Tensor) -> Tensor:
-        """Compute the rest of layer i: residual, norms and the feed-forward layer, over [..., D]."""
+        """Compute the part of layer i after attention: residual, norms and the feed-forward layer, over [..., D]."""
         name = f"{layer_name(i)}.feed_forward"
         if self.config.pre_lnorm:
             hidden = hidden + attended
@@ -137,7 +138,7 @@ class SharedLayers:
         return torch.cat([head[:, :first], *tails], dim=-1)
 
     def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Compute nats of token ids: [N, D] and [N] → float32 [N]; a tail runs only for its rows."""
+        """Compute negative log-likelihoods in nats: [N, D] and ids [N] → float32 [N]; a tail runs only for its rows."""
         clusters = self.config.clusters
         if len(clusters) == 1:
             return -self.log_probabilities(hidden).gather(1, targets.long()[:, None])[:, 0]
@@ -157,7 +158,7 @@ class SharedLayers:
         return result
 
     def read_bytes(self, *unread: str) -> int:
-        """Sum the bytes of the parameters that a step of one token reads, but for names that hold one of `unread`."""
+        """Sum the bytes of parameters that a step of one token reads, except names that contain one of `unread`."""
         tied = not any(name.startswith("softmax.tables.") for name in self.state)
         skipped = unread if tied else (*unread, "embedding.tables.")
         read = (t for name, t in self.state.items() if not any(part in name for part in skipped))
@@ -194,11 +195,11 @@ class Eager(TokenCompetitor):
         self.reset()
 
     def segment(self, tokens: Tensor) -> Tensor:
-        """Run one segment with the memory carried along: token ids [B, T] → hidden states [B, T, D]."""
+        """Run one segment, carrying memory along: token ids [B, T] → hidden states [B, T, D]."""
         raise NotImplementedError
 
     def distribution(self, tokens: Tensor) -> Tensor:
-        """Compute log-probabilities of the next token after each: token ids [B, T] → [B, T, V]."""
+        """Compute log-probabilities of the next token after each token: token ids [B, T] → [B, T, V]."""
         return self.parts.log_probabilities(self.segment(tokens).flatten(0, 1)).view(*tokens.shape, -1)
 
     def greedy(self, tokens: Tensor) -> Tensor:
@@ -206,7 +207,7 @@ class Eager(TokenCompetitor):
         return self.parts.log_probabilities(self.segment(tokens)[:, -1]).argmax(dim=-1).int()
 
     def nats(self, tokens: Tensor) -> Tensor:
-        """Compute the nats of tokens[:, 1:]: token ids [B, T] → [B, T-1]."""
+        """Compute the negative log-likelihoods of tokens[:, 1:] in nats: token ids [B, T] → [B, T-1]."""
         hidden = self.segment(tokens[:, :-1]).flatten(0, 1)
         return self.parts.nll(hidden, tokens[:, 1:].flatten()).view(len(tokens), -1)
 
@@ -221,5 +222,5 @@ class Eager(TokenCompetitor):
 
     @torch.inference_mode()
     def on_arrays(self, work: Work, tokens: Ids) -> Array:
-        """Run one of the three methods above on token ids [B, T], and return its result as an array."""
+        """Run `distribution`, `greedy` or `nats` on token ids [B, T], and return the result as an array."""
         return np.asarray(work(torch.from_numpy(tokens)))

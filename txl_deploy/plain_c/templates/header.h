@@ -4,7 +4,9 @@
  * Arrays are flat and row-major, of the shapes below, and may not overlap.
 {% if verified %} * {{ verified }}
 {% else %} * NOT VERIFIED: nobody has compiled this and compared it with the bundle. Run the test before you rely on it.
-{% endif %} */
+{% endif %}
+{% for line in told %} * {{ line }}
+{% endfor %} */
 #ifndef {{ upper }}_H
 #define {{ upper }}_H
 
@@ -22,6 +24,16 @@
 #define {{ upper }}_WEIGHTS_BYTES {{ weight_bytes }}
 {% if multiply_adds is not none %}
 #define {{ upper }}_MULTIPLY_ADDS {{ multiply_adds }} /* of a step, in products of matrices and convolutions */
+{% for each in programs[1:] %}
+#define {{ upper }}_MULTIPLY_ADDS_{{ each.length }} {{ each.multiply_adds }} /* of {{ each.length }} position{{ "s" if each.length > 1 }} */
+{% endfor %}
+{% endif %}
+#define {{ upper }}_LATENCY {{ latency }} /* positions by which outputs are late where inputs come one by one */
+{% if rate is not none %}
+#define {{ upper }}_RATE {{ rate }} /* positions a second */
+{% endif %}
+{% if clip_actions is not none %}
+#define {{ upper }}_CLIP_ACTIONS {{ clip_actions }} /* yours to apply, -this ... this, before scale and offset */
 {% endif %}
 {% if measured %}
 #define {{ upper }}_STACK_BYTES {{ measured.stack }} /* of a step, with the flags below */
@@ -34,6 +46,19 @@
 extern "C" {
 #endif
 
+{% if native %}
+/* The state of all sequences between steps: keys and values of each layer in a ring of {{ native.slots }} slots, `fill` rows of them up to
+ * slot `head`. A copy of the struct is a snapshot. */
+typedef struct {{ name }}_state {
+    float keys[{{ native.layers | length }}][{{ batch_size * native.heads * native.key_size }}]; /* [B, H, slots / 64, d_head, 64] */
+    float values[{{ native.layers | length }}][{{ batch_size * native.heads * native.value_size }}]; /* [B, H, slots, d_head rounded up to 16] */
+    int32_t fill[{{ batch_size }}]; /* at most {{ native.memory }} */
+    int32_t head[{{ batch_size }}];
+{% if weights_file %}
+    const void *weights;
+{% endif %}
+} {{ name }}_state;
+{% else %}
 /* The state of all sequences between steps. Every tensor has two sides: [side] holds the present values, and the next step
  * writes the other one before anything reads it. A copy of the struct is a snapshot. */
 typedef struct {{ name }}_state {
@@ -48,11 +73,17 @@ typedef struct {{ name }}_state {
 {% endfor %}
     int32_t side;
 } {{ name }}_state;
+{% endif %}
 
 /* Begin with all sequences new.{% if weights_file %} `weights` are the bytes of {{ name }}.weights, aligned to 4 bytes or more; they have to outlive the state.{% endif %} */
 void {{ name }}_init({{ name }}_state *state{% if weights_file %}, const void *weights{% endif %});
 
-/* Run one segment. counts[b] is the number of positions of sequence b that count{% if exact %}; more than 0 stands for all {{ length }}{% else %}, 0 ... {{ length }}{% endif %}; at 0 it keeps its
+{% if several %}
+/* Run any number of positions, {{ programs | map(attribute="length") | join(", ") }} at a time, the most first. Arrays have that many positions. */
+void {{ name }}_feed({{ name }}_state *state, {% for each in inputs %}const {{ each.ctype }} *{{ each.name }}, {% endfor %}size_t positions{% for each in outputs %}, {{ each.ctype }} *{{ each.name }}{% endfor %});
+
+{% endif %}
+/* Run one segment. counts[b] is the number of positions of sequence b that count{% if exact and not several %}; more than 0 stands for all {{ length }}{% else %}, 0 ... {{ length }}{% endif %}; at 0 it keeps its
  * state. NULL: all count.{% if lockstep %} The sequences of this model run together: counts[0] holds for all.{% endif %} Inputs beyond a count are not
  * read, and outputs there are 0. */
 void {{ name }}_step({{ name }}_state *state, {% for each in inputs %}const {{ each.ctype }} *{{ each.name }}, {% endfor %}const int32_t *counts{% for each in outputs %}, {{ each.ctype }} *{{ each.name }}{% endfor %});

@@ -21,6 +21,23 @@ static void put(const void *data, size_t bytes)
         exit(3);
 }
 
+{% if native %}
+
+/* Write a layer's keys or values as [B, H, M, d_head], the oldest row first. */
+static void put_memory(const float *tensor, int keys)
+{
+    const size_t whole = keys ? {{ native.key_size }} : {{ native.value_size }}, width = {{ native.head_width }};
+    for (size_t row = 0; row < {{ batch_size }}; row++)
+        for (size_t head = 0; head < {{ native.heads }}; head++)
+            for (int32_t i = 0; i < {{ native.memory }}; i++) {
+                const float *place = tensor + (row * {{ native.heads }} + head) * whole;
+                const size_t slot = (size_t)(state.head[row] - {{ native.memory }} + i + {{ native.slots }}) % {{ native.slots }};
+                for (size_t d = 0; d < width; d++)
+                    put(place + (keys ? slot / 64 * 64 * width + d * 64 + slot % 64 : slot * {{ native.value_size // native.slots }} + d), sizeof *place);
+            }
+}
+{% endif %}
+
 static char *top;
 static uint8_t wanted, which[{{ batch_size }}];
 static int32_t counts[{{ batch_size }}];
@@ -67,9 +84,16 @@ int main(int argc, char **argv)
         put(array_{{ each.name }}, sizeof array_{{ each.name }});
 {% endfor %}
         if (wanted) {
+{% if native %}
+            for (size_t i = 0; i < {{ native.layers | length }}; i++) {
+                put_memory(state.keys[i], 1);
+                put_memory(state.values[i], 0);
+            }
+{% else %}
 {% for each in states %}
             put(state.{{ each.name }}[state.side], sizeof state.{{ each.name }}[0]);
 {% endfor %}
+{% endif %}
 {% for each in counters %}
             put(state.{{ each.name }}, sizeof state.{{ each.name }});
 {% endfor %}

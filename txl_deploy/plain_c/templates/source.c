@@ -3,7 +3,15 @@
 #include <math.h>
 #include <string.h>
 
-{{ program }}
+#ifdef _MSC_VER
+#define EMX_RESTRICT
+#else
+#define EMX_RESTRICT restrict
+#endif
+
+{% for each in programs %}
+{{ each.text }}
+{% endfor %}
 {% for each in weights if not weights_file %}
 static const {{ each.ctype }} {{ each.name }}[{{ each.many }}] = {
 {{ each.text }}
@@ -56,8 +64,36 @@ void {{ name }}_init({{ name }}_state *state{% if weights_file %}, const void *w
     {{ name }}_reset(state, NULL);
 }
 
+{% if several %}
+void {{ name }}_feed({{ name }}_state *state, {% for each in inputs %}const {{ each.ctype }} *{{ each.name }}, {% endfor %}size_t positions{% for each in outputs %}, {{ each.ctype }} *{{ each.name }}{% endfor %})
+{
+    for (size_t length = 0; positions > 0; positions -= length) {
+        const int old = state->side != 0, next = !old;
+{% for each in programs %}
+        {{ "if" if loop.first else "else if" }} (positions >= {{ each.length }}) {
+            const int32_t running[1] = {length = {{ each.length }}};
+            (void)running;
+            {{ each.name }}({{ each.arguments | join(", ") }});
+        }
+{% endfor %}
+        state->side = next;
+{% for each in inputs + outputs %}
+        {{ each.name }} += length{{ " * %d" % each.each if each.each != 1 }};
+{% endfor %}
+    }
+}
+
+{% endif %}
 void {{ name }}_step({{ name }}_state *state, {% for each in inputs %}const {{ each.ctype }} *{{ each.name }}, {% endfor %}const int32_t *counts{% for each in outputs %}, {{ each.ctype }} *{{ each.name }}{% endfor %})
 {
+{% if several %}
+    const int32_t given = counts ? counts[0] : {{ length }};
+    const size_t count = given < 0 ? 0 : given > {{ length }} ? {{ length }} : (size_t)given;
+    {{ name }}_feed(state, {% for each in inputs %}{{ each.name }}, {% endfor %}count{% for each in outputs %}, {{ each.name }}{% endfor %});
+{% for each in outputs %}
+    memset({{ each.name }} + count{{ " * %d" % each.each if each.each != 1 }}, 0, ({{ length }} - count) * {{ each.each }} * sizeof *{{ each.name }});
+{% endfor %}
+{% else %}
     int32_t running[{{ batch_size }}];
     bool some = false;
 {% if partial %}
@@ -106,7 +142,7 @@ void {{ name }}_step({{ name }}_state *state, {% for each in inputs %}const {{ e
 {% endif %}
 {% endfor %}
     const int old = state->side != 0, next = !old;
-    {{ name }}_program({{ arguments | join(", ") }});
+    {{ name }}_program({{ programs[0].arguments | join(", ") }});
     state->side = next;
 {% for each in counters %}
     for (int row = 0; row < {{ batch_size }}; row++)
@@ -120,6 +156,7 @@ void {{ name }}_step({{ name }}_state *state, {% for each in inputs %}const {{ e
 {% endfor %}
 {% endfor %}
     }
+{% endif %}
 {% endif %}
 }
 
@@ -137,6 +174,9 @@ void {{ name }}_reset({{ name }}_state *state, const uint8_t *which)
     for (size_t row = 0; row < {{ batch_size }}; row++) {
         if (which && !which[row])
             continue;
+{% if not states and not counters %}
+        (void)state;
+{% endif %}
 {% for each in states if not each.shared %}
         begin(state->{{ each.name }}[state->side != 0], {{ "start_" ~ each.name if each.start else "NULL" }}, {{ each.outer }}, {{ batch_size }}, {{ each.bytes }}, row);
 {% endfor %}

@@ -1,22 +1,21 @@
-"""Serve the page and its files, with headers that keep a browser from loading anything else."""
+"""Serve the playground's page and its files, with headers that prevent a browser from loading anything else."""
 
 from __future__ import annotations
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from txl_deploy.page import HTML, files
 from txl_deploy.serve.errors import ApiError
-from txl_deploy.serve.playground import STATIC
 
 PAGE = "/playground"
-"""Path of the page; its files are below it."""
-HTML = "page.html"
+"""Path of the page; the paths of its files begin with it."""
 TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
 }
-"""Types of files that are served; no other file of the folder is."""
+"""Content types by a file's suffix; files with other suffixes are not served."""
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -25,15 +24,15 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
 }
-"""Headers of the page and its files: it loads from its server alone, in no frame, and sends nobody its address."""
+"""Headers of the page and its files: it loads only from its server, in no frame, and sends its address to nobody."""
 
-_FILES = {path.name: path.read_bytes() for path in sorted(STATIC.iterdir()) if path.suffix in TYPES}
+_FILES = {path.name: path.read_bytes() for path in files() if path.suffix in TYPES}
 OPEN = tuple(f"{PAGE}/{name}" for name in _FILES if name != HTML)
-"""Paths of the files that the page loads, without a token: they are the same on every server."""
+"""Paths of the files that the page loads without a token, because they are the same on every server."""
 
 
 async def page(request: Request) -> Response:
-    """GET /playground: the page. Its token is in the address, since a browser sends no header for an opened address."""
+    """GET /playground: the page. The token is in the address: a browser that opens an address sends no header."""
     return _answer(HTML)
 
 

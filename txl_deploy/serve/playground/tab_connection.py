@@ -1,4 +1,4 @@
-"""Keep a tab's connection: an endless answer that first sends the page its name, and then a beat every 5 seconds."""
+"""Keep a tab's connection: an endless answer, which first sends the tab's name, and then a beat every 5 seconds."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from txl_deploy.serve.playground.tabs import REQUESTS, SESSIONS, Tabs
 from txl_deploy.serve.service import service_of
 
 BEAT = 5.0
-"""Seconds between two beats. A vanished client acknowledges none, so the system ends its connection."""
+"""Seconds between two beats. A client that has vanished acknowledges no beat, so the system ends its connection."""
 
 
 async def tab(request: Request) -> Response:
     """GET /playground/tab: server-sent events; the first is {"tab": NAME, "sessions": N, "requests": N}, then beats.
 
-    The page's sessions are those whose names begin with NAME and a dash. When the connection ends, for any reason,
-    their requests are cancelled and they are closed.
+    Sessions whose names begin with NAME and a dash belong to the page. When the connection ends, for any reason, their
+    requests are cancelled and the sessions are closed.
 
     Raises:
         ApiError: too many tabs are open.
@@ -33,7 +33,7 @@ async def tab(request: Request) -> Response:
 
 
 class _Staying(Response):
-    """The answer, which lasts until its client disconnects or the server stops."""
+    """An answer that lasts until its client disconnects or the server stops."""
 
     def __init__(self, tabs: Tabs) -> None:
         self._tabs = tabs

@@ -1,6 +1,6 @@
-"""Keep track of the playground's tabs: which are open, their sessions, and the limits of each.
+"""Keep track of the playground's open tabs, their sessions, and the limits of each tab.
 
-A tab is a connection that its page keeps open. Sessions whose names begin with the tab's name live as long as it does.
+A tab is a connection that its page keeps open. Sessions whose names begin with the tab's name are closed with the tab.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from txl_runtime.sessions import AsyncSessions, Sessions
 from txl_deploy.serve.errors import ApiError
 
 SESSIONS = 32
-"""Most sessions of a tab at once: its text and the states that it keeps."""
+"""Maximum number of sessions of a tab at once: one for its text, and one for each state that the user keeps."""
 REQUESTS = 4
-"""Most unfinished requests of a tab's sessions at once."""
+"""Maximum number of unfinished requests of a tab's sessions at once."""
 _OF_TAB = re.compile(r"(tab-[0-9a-f]{16})-")
-"""Prefix of the names of a tab's sessions; a new tab never gets an old name."""
+"""Beginning of the names of a tab's sessions; the number is random, so a new tab never gets an old name."""
 
 
 def of_tab(name: str) -> str | None:
-    """Return the tab that a session's name belongs to, e.g. "tab-…" for "tab-…-text", or None."""
+    """Return the tab to which a session belongs, e.g. "tab-…" for "tab-…-text"; None if it belongs to no tab."""
     found = _OF_TAB.match(name)
     return found[1] if found else None
 
@@ -33,10 +33,10 @@ class Tabs:
     """The open tabs.
 
     Args:
-        most: most tabs at once.
+        most: maximum number of tabs at once.
 
     Attributes:
-        closing: set when all tabs have to end.
+        closing: an event that is set when all tabs must end.
     """
 
     def __init__(self, front: AsyncSessions, most: int) -> None:
@@ -51,7 +51,7 @@ class Tabs:
         """Open a new tab, and return its name.
 
         Raises:
-            ApiError: the most tabs are open already.
+            ApiError: the maximum number of tabs is already open.
         """
         if len(self._open) >= self._most:
             many = "one tab of the playground is" if self._most == 1 else f"{self._most} tabs of the playground are"
@@ -69,16 +69,16 @@ class Tabs:
             await self._front.call(lambda sessions: _close_all(name, sessions))
 
     def close(self) -> None:
-        """Tell all tabs to end."""
+        """Make all tabs end."""
         self.closing.set()
 
     def check(self, name: str | None, sessions: Sessions, asking: bool = False) -> None:
-        """Refuse a session that is one too many for its tab, or whose tab has ended; a session of no tab passes.
+        """Refuse a session if its tab has too many sessions or requests, or has ended; accept a session without a tab.
 
         Args:
-            name: name of the session, which may be about to begin; None for an unnamed one.
-            sessions: the sessions, between two rounds, so that nothing changes between the check and its use.
-            asking: True if a request follows.
+            name: name of the session, which need not exist yet; None for an unnamed session.
+            sessions: the sessions, between two rounds, so that nothing changes between this check and the next call.
+            asking: True if a request to the session follows.
 
         Raises:
             ApiError: the session is refused.

@@ -1,1 +1,1 @@
-"""Modules that run inside Triton: copied into every package, beside the runtime, which is all that they import."""
+"""Modules that run inside Triton: copied into every package, together with the runtime, all that they import."""

@@ -1,7 +1,7 @@
-"""Map the requests of a correlation id to sessions.
+"""Map the requests of each correlation id to sessions.
 
-START and END separate the requests before them from those after, even while some of the former still run. So each part
-has a session of its own, and the end of one part never touches the next.
+START and END separate the requests before them from the requests after them, even while earlier ones still run. So each
+part has a session of its own, and the end of one part never affects the next.
 """
 
 from __future__ import annotations
@@ -13,34 +13,34 @@ from typing import Any, Literal
 from txl_runtime.sessions import Sessions
 
 ROOM = 2048
-"""Remembered ids from which on those of expired sessions are removed."""
+"""Number of remembered ids from which on ids of expired sessions are removed."""
 
 
 def id_of(request: Any) -> str:
-    """Return a request's correlation id as text, a number as "id 7", a name as "name x"; "" for none."""
+    """Return a request's correlation id as text: a number as "id 7", a name as "name x"; "" if it has none."""
     name = request.correlation_id()
     return f"{'id' if isinstance(name, int) else 'name'} {name}" if name else ""
 
 
 def flag_of(request: Any, flag: Literal["START", "END"], server: Any) -> bool:
-    """Return True if a request has a flag of sequences; `server` is the module `triton_python_backend_utils`."""
+    """Return True if a request has the flag START or END; `server` is the module `triton_python_backend_utils`."""
     return bool(request.flags() & getattr(server, f"TRITONSERVER_REQUEST_FLAG_SEQUENCE_{flag}"))
 
 
 class Conversations:
-    """The sessions of all correlation ids of one model."""
+    """The sessions of all correlation ids of a model."""
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions, self._numbers = sessions, count(1)
-        self._current: dict[str, str] = {}  # session, by id
-        self._ended: dict[str, str] = {}  # id of each session that is closed once nothing runs in it
+        self._current: dict[str, str] = {}  # the current session of each id
+        self._ended: dict[str, str] = {}  # the id of each session that will be closed when nothing runs in it
 
     def session_of(self, name: str, start: bool) -> str:
-        """Return the session that a request goes on in; it may not exist yet.
+        """Return the name of the session in which a request runs; the session may not exist yet.
 
         Args:
             name: the correlation id, as text.
-            start: True if it begins anew; requests that still run under this id end as "closed".
+            start: True if the request begins a new session; running requests of this id then end as "closed".
         """
         if start:
             self.end(name)
@@ -53,7 +53,7 @@ class Conversations:
         return session
 
     def end(self, name: str) -> None:
-        """Let the next request of an id begin anew; its session is closed as soon as nothing runs in it."""
+        """Make the next request of an id begin a new session; the old session is closed when nothing runs in it."""
         session = self._current.pop(name, None)
         if session is not None:
             self._ended[session] = name

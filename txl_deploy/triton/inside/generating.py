@@ -1,9 +1,9 @@
-"""Serve a generating model: one request with a prompt, a response for each token that is drawn.
+"""Serve a model that generates: one request with a prompt, and a response for each drawn token.
 
 Requests of many clients share the rows of one stream (`txl_runtime.sessions`), whose rounds run in a separate thread;
-the server's thread only receives requests. A request with a correlation id goes on from the memory that the id's
-earlier requests left, until it is unused for a while. START begins it anew, END closes it afterwards, even if the
-request itself is refused. A request whose client cannot be reached is cancelled; the others go on.
+the server's thread only receives requests. A request with a correlation id continues with the memory that the id's
+earlier requests left, unless it was unused for too long. START empties the memory first, END frees it afterwards, even
+if the request itself is refused. A request whose client cannot be reached is cancelled; the other requests go on.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from txl_deploy.triton.inside.conversations import Conversations, flag_of, id_of
 
 logger = logging.getLogger(__name__)
 LOOK = 0.5
-"""Seconds between two checks that a request's client still waits: each is a message to the server."""
+"""Seconds between two checks whether a request's client still waits; each check is a message to the server."""
 SEEDS = 1 << 63
-"""Seeds are taken modulo this, so that any integer is valid."""
+"""Seeds are reduced modulo 2**63, so that any integer is valid."""
 
 
 def open_model(bundle: Path, parameters: Mapping[str, str], server: Any) -> Generating:
     """Load a bundle and serve it.
 
     Raises:
-        TxlError: it cannot be loaded here.
+        TxlError: the bundle cannot be loaded on this machine.
     """
     model = txl_runtime.load(bundle, backend=parameters["backend"], threads=int(parameters["threads"]))
     limits = Limits(sessions=int(parameters["sessions"]), idle_seconds=float(parameters["idle_seconds"]))
@@ -45,18 +45,18 @@ def open_model(bundle: Path, parameters: Mapping[str, str], server: Any) -> Gene
 
 
 @dataclass(eq=False)
-class Asked:
+class ServerRequest:
     """A request received from the server.
 
     Attributes:
-        request: the sessions' request.
-        name: its correlation id as text; None if its session ends with it.
-        start, end: its flags.
-        sender: the server's sender of responses.
-        wanted: the outputs that it asks for.
-        session: the session that it goes on in, once submitted; "" if the session ends with it.
-        ticket: the sessions' ticket, once submitted.
-        looked: time of the last check for its client.
+        request: the request in the form of `txl_runtime.sessions`.
+        name: the correlation id as text; None if the request has none, so that its session ends with it.
+        start, end: the request's flags START and END.
+        sender: the server's object that sends responses.
+        wanted: names of the outputs that the client wants.
+        session: name of the session in which the request runs, set when submitted; "" if the session has no name.
+        ticket: the sessions' ticket, set when submitted.
+        looked: time of the last check whether the client still waits.
     """
 
     request: Request
@@ -71,23 +71,23 @@ class Asked:
 
 
 class Generating:
-    """The requests of one model, all of which go on at the same time.
+    """The requests of one model, which all run at the same time.
 
     Args:
-        boundary: the token that an empty prompt of a new session stands for; None if there is none.
+        boundary: the token that replaces an empty prompt of a new session; None if there is none.
     """
 
     def __init__(self, sessions: Sessions, server: Any, boundary: int | None = None) -> None:
         self._sessions, self._server, self._boundary = sessions, server, boundary
         self._conversations = Conversations(sessions)
-        self._arrived: SimpleQueue[Asked | None] = SimpleQueue()
-        self._running: list[Asked] = []
+        self._arrived: SimpleQueue[ServerRequest | None] = SimpleQueue()
+        self._running: list[ServerRequest] = []
         self._failed = ""
         self._thread = Thread(target=self._serve, name="rounds", daemon=True)
         self._thread.start()
 
     def execute(self, requests: Sequence[Any]) -> None:
-        """Receive requests; they are answered later."""
+        """Receive requests; a separate thread answers them later."""
         for request in requests:
             sender = request.get_response_sender()
             if self._failed:
@@ -97,18 +97,18 @@ class Generating:
                 self._arrived.put(self._read(request, sender))
             except TxlError as error:
                 self._refuse(sender, str(error), "INVALID_ARG")
-        if self._failed:  # the thread failed meanwhile
+        if self._failed:  # the thread failed during this call
             self._refuse_arrived()
 
     def close(self) -> None:
-        """End all requests, and the thread."""
+        """End all requests, and then the thread."""
         self._arrived.put(None)
         self._thread.join()
 
-    def _read(self, request: Any, sender: Any) -> Asked:
+    def _read(self, request: Any, sender: Any) -> ServerRequest:
         """Translate a request into the sessions' form; the sessions check its values.
 
-        Values that other servers take for "not given", such as top_k 0, mean that here as well.
+        Values that other servers treat as "not given", such as top_k 0, are treated so here, too.
         """
         found = {
             name: tensor.as_numpy().copy()
@@ -132,17 +132,17 @@ class Generating:
             top_logprobs=0 if "logprobs" in wanted else None,
         )
         start, end = flag_of(request, "START", self._server), flag_of(request, "END", self._server)
-        return Asked(asked, id_of(request) or None, start, end, sender, wanted)
+        return ServerRequest(asked, id_of(request) or None, start, end, sender, wanted)
 
     def _serve(self) -> None:
-        """Run rounds in the thread, as long as there are requests."""
+        """Run rounds while there are requests; this is the thread's main function."""
         try:
             while self._take_in():
                 self._sessions.round()
                 self._answer()
             self._sessions.shut()
             self._answer()
-        except Exception as error:  # a defect: no client may wait for answers that never come
+        except Exception as error:  # a defect must not leave clients waiting for answers
             self._failed = f"rounds ended with {type(error).__name__}: {error}"
             for asked in self._running:
                 self._refuse(asked.sender, self._failed, "INTERNAL")
@@ -158,7 +158,7 @@ class Generating:
                     self._refuse(asked.sender, self._failed, "INTERNAL")
 
     def _take_in(self) -> bool:
-        """Submit the requests that arrived, and wait for one if none runs; return False once the model is to close."""
+        """Submit the requests that have arrived, waiting if none runs; return False if the model is to be closed."""
         wait = not self._running
         while True:
             try:
@@ -174,13 +174,14 @@ class Generating:
                 self._refuse(asked.sender, f"{error}; ask again in {error.retry_after:.1f} s", "UNAVAILABLE")
             except TxlError as error:
                 self._refuse(asked.sender, str(error), "INVALID_ARG")
-            except Exception as error:  # the thread ends with it, and this request is in neither of its lists
+            # the thread ends with this error, and this request is not in a list of running ones yet
+            except Exception as error:
                 self._refuse(asked.sender, f"rounds ended with {type(error).__name__}: {error}", "INTERNAL")
                 raise
             if asked.end and asked.name is not None:
                 self._conversations.end(asked.name)
 
-    def _submit(self, asked: Asked) -> None:
+    def _submit(self, asked: ServerRequest) -> None:
         request = asked.request
         if asked.name is not None:
             asked.session = self._conversations.session_of(asked.name, asked.start)
@@ -190,7 +191,7 @@ class Generating:
         self._running.append(asked)
 
     def _answer(self) -> None:
-        """Send new events, and forget finished requests."""
+        """Send new events to clients, and forget finished requests."""
         now = time.monotonic()
         for asked in self._running:
             assert asked.ticket is not None
@@ -202,14 +203,14 @@ class Generating:
                 events = asked.ticket.events()
                 if events:
                     self._send(asked, [event for event in events if isinstance(event, Token)], events[-1])
-            except Exception as error:  # the server cannot reach this client: the other requests go on
+            except Exception as error:  # the server cannot reach this client; the other requests go on
                 asked.ticket.cancel()
                 self._refuse(asked.sender, _unsent(error), "INTERNAL")
         self._running = [asked for asked in self._running if asked.ticket is not None and not asked.ticket.done]
         self._conversations.close_ended([asked.session for asked in self._running])
 
-    def _send(self, asked: Asked, tokens: Sequence[Token], last: object) -> None:
-        """Send a response with some tokens, and with the end, if it was reached."""
+    def _send(self, asked: ServerRequest, tokens: Sequence[Token], last: object) -> None:
+        """Send a response with some tokens and, if the request has ended, the reason."""
         error = None if asked.ticket is None else asked.ticket.error
         if error is not None:
             self._refuse(asked.sender, str(error), "INTERNAL")
@@ -225,7 +226,7 @@ class Generating:
         asked.sender.send(response, self._server.TRITONSERVER_RESPONSE_COMPLETE_FINAL if reason else 0)
 
     def _refuse(self, sender: Any, said: str, code: str) -> None:
-        """Send an error as the last response; an unreachable client is only logged."""
+        """Send an error as the last response; if the client cannot be reached, only log this."""
         try:
             error = self._server.TritonError(said, getattr(self._server.TritonError, code))
             response = self._server.InferenceResponse(output_tensors=[], error=error)

@@ -1,6 +1,6 @@
-"""Prepare the process of Triton's Python backend, then hand over to the model inside; Triton loads it as `model.py`.
+"""Triton's Python backend loads this file as `model.py`: it prepares the process and then opens the bundle's model.
 
-The process that loads it ignores PYTHONPATH, and imports NumPy between loading this module and calling it. So this
+The backend's process ignores PYTHONPATH, and imports NumPy after loading this module and before calling it. So this
 module puts the packages beside itself first on the path as soon as it is loaded.
 """
 
@@ -15,18 +15,18 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = "TXL_DEPLOY_PACKAGES"
-"""Environment variable that names a folder of further packages, as `pip install --target` makes one."""
+"""Environment variable that names a folder of further packages, such as `pip install --target` makes."""
 OLDEST = (3, 10)
-"""Oldest Python that the runtime supports."""
+"""The oldest Python version that the runtime supports."""
 ENGINES = {"tensorrt": "tensorrt", "rtx": "tensorrt_rtx"}
-"""Packages that a backend needs in place of onnxruntime."""
+"""Package that a backend needs instead of onnxruntime."""
 
 
 def find_packages(folder: Path, further: str | None) -> list[str]:
-    """Return the folders to put first on the path: a package's own modules, then a folder that its user named.
+    """Return the folders to put first on Python's path: the folder `packages` beside this file, then the user's folder.
 
     Args:
-        folder: this file's folder; without `packages` in it, the result is empty.
+        folder: this file's folder; if there is no `packages` in it, the result is empty.
         further: the user's folder; None for none.
     """
     own = folder / "packages"
@@ -37,23 +37,23 @@ sys.path[:0] = find_packages(Path(__file__).resolve().parent, os.environ.get(PAC
 
 
 class TritonPythonModel:
-    """The class that the Python backend calls."""
+    """The class that Triton's Python backend calls."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Load the bundle that lies beside this file.
+        """Load the bundle beside this file.
 
         Args:
-            args: the backend's description of the model; its parameters name what is served and how.
+            args: the backend's description of the model, whose parameters say how the bundle is served.
 
         Raises:
-            Exception: the server's own kind, with a line for its log: what is missing here, or why the bundle cannot
-                be loaded.
+            Exception: the server's own class of errors, with a line for its log: a package is missing, or the bundle
+                cannot be loaded.
         """
         folder = Path(__file__).resolve().parent
         found = json.loads(args["model_config"]).get("parameters", {})
         parameters = {name: value["string_value"] for name, value in found.items()}
         problem = missing(parameters.get("backend", "cpu"))
-        if problem:  # perhaps NumPy, without which the server's own kind of error cannot be imported
+        if problem:  # if NumPy is missing, the server's own class of errors cannot be imported
             raise RuntimeError(problem)
         server = importlib.import_module("triton_python_backend_utils")
         problem = misread(server)
@@ -68,17 +68,17 @@ class TritonPythonModel:
             raise server.TritonModelException(str(error)) from None
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
-        """Answer requests; return None if answers are sent later, one by one."""
+        """Answer requests; return None if the answers are sent later, one by one."""
         answers: list[Any] | None = self._model.execute(requests)
         return answers
 
     def finalize(self) -> None:
-        """End the requests that still run."""
+        """End the requests that are still running."""
         self._model.close()
 
 
 def missing(backend: str) -> str:
-    """Describe what this process lacks, as a line for the server's log; "" if nothing."""
+    """Return a line for the server's log that names the packages this process lacks; "" if it lacks none."""
     python = f"Python {sys.version_info[0]}.{sys.version_info[1]} ({sys.prefix})"
     if sys.version_info < OLDEST:
         oldest = ".".join(map(str, OLDEST))
@@ -94,10 +94,10 @@ def missing(backend: str) -> str:
 
 
 def misread(server: Any) -> str:
-    """Describe a mismatch of the server's tensors and this NumPy, as a line for the server's log; "" if they agree.
+    """Return a line for the server's log if the server and this NumPy misread each other's arrays; "" if they do not.
 
-    A Python backend that was compiled for NumPy 1 reads and writes wrong values with NumPy 2, without an error. So an
-    array is sent to the server's side and back.
+    A Python backend that was compiled for NumPy 1 reads and writes wrong values with NumPy 2, without an error. So this
+    function converts an array to the server's form and back.
     """
     import numpy as np
 

@@ -1,8 +1,8 @@
 """Map a server's sequences to the rows of one stream.
 
-The sequences that were used last have rows. If there are more sequences than rows, the states of the others are kept
-beside the stream. The server forgets a long idle sequence without telling the model. But it never keeps more than
-`most` sequences: so when one more begins, the longest idle one is gone.
+The most recently used sequences have rows. If there are more sequences than rows, the states of the rest are kept
+outside the stream. The server forgets a sequence that is idle for long, without telling the model. But it never keeps
+more than `most` sequences; so when one more begins, the server must have forgotten the one that was idle longest.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class Rows:
     """The row of each sequence.
 
     Attributes:
-        count: number of rows of the stream, i.e. of sequences that can run in one step.
+        count: number of rows of the stream, which is the number of sequences that can run in one step.
     """
 
     def __init__(self, stream: Stream, most: int) -> None:
         self.count = stream.batch_size
         self._stream, self._most = stream, max(most, self.count)
-        self._rows: dict[Hashable, int | None] = {}  # the longest idle first; None: its state is kept aside
+        self._rows: dict[Hashable, int | None] = {}  # the longest idle sequence first; None if its state is in `_aside`
         self._aside: dict[Hashable, RowState] = {}
         self._free = list(range(self.count))
 
@@ -36,10 +36,10 @@ class Rows:
         return len(self._rows)
 
     def begin(self, name: Hashable, keep: Collection[Hashable] = ()) -> int:
-        """Return a fresh row for a sequence that starts, or starts again.
+        """Return a cleared row for a sequence that starts, or starts again.
 
         Args:
-            keep: sequences that have to stay in their rows; fewer than there are rows.
+            keep: sequences that must keep their rows; there must be fewer than rows.
 
         Raises:
             TxlError: the engine failed; the sequence is forgotten.
@@ -50,10 +50,10 @@ class Rows:
         return self._settle(name, keep, fresh=True)
 
     def resume(self, name: Hashable, keep: Collection[Hashable] = ()) -> int:
-        """Return the row of a sequence that goes on.
+        """Return the row of a sequence that continues.
 
         Raises:
-            UsageError: the sequence is not known.
+            UsageError: the sequence is unknown.
             TxlError: the engine failed; the sequence is forgotten.
         """
         if name not in self._rows:
@@ -64,7 +64,7 @@ class Rows:
         return self._settle(name, keep, fresh=False)
 
     def touch(self, name: Hashable) -> None:
-        """Note that a sequence has a request, so that it is not the longest idle one."""
+        """Record that a sequence is used now, so that it does not count as the longest idle one."""
         if name in self._rows:
             self._rows[name] = self._rows.pop(name)
 
@@ -76,13 +76,15 @@ class Rows:
             self._free.append(row)
 
     def _settle(self, name: Hashable, keep: Collection[Hashable], fresh: bool) -> int:
-        """Return a row with the sequence's state in it; the sequence is then the one that was used last.
+        """Put the sequence's state into a row and return the row; the sequence is then the most recently used one.
 
-        If anything fails half-way, the row's content is unknown: the row becomes free, and the sequence is forgotten.
+        If anything fails in the middle, the row's content is unknown: the row becomes free, and the sequence is
+        forgotten.
         """
         row = self._rows[name] = self._rows.pop(name, None)
         try:
-            if row is not None and self._free and min(self._free) < row:  # a step computes rows up to the last live one
+            # move to a lower row: a step computes rows up to the last live one
+            if row is not None and self._free and min(self._free) < row:
                 self._aside[name] = self._stream.take(row)
                 self._free.append(row)
                 row = self._rows[name] = None
@@ -98,7 +100,7 @@ class Rows:
         return row
 
     def _vacated(self, keep: Collection[Hashable]) -> int:
-        """Return the first free row, or that of the longest idle sequence, whose state is then kept aside."""
+        """Return the first free row, else the row of the longest idle sequence, whose state is kept in `_aside`."""
         if self._free:
             row = min(self._free)
             self._free.remove(row)

@@ -1,8 +1,8 @@
-"""Serve a model whose memory goes on from request to request: a request's positions in, their results out.
+"""Serve a model that is stepped: a request brings positions of a sequence, whose memory continues in the next request.
 
-Every request belongs to a sequence, named by its correlation id. START empties the sequence's memory, even in
-mid-sequence; END frees its place. Requests that the server delivers together run in one step if the model allows it, in
-ragged lengths. A refused request leaves its sequence's memory unchanged.
+Every request belongs to a sequence, named by its correlation id. START empties the sequence's memory, even in the
+middle of a sequence; END frees its place. Requests that the server delivers together run in one step if the model
+allows it, even with different lengths. A refused request leaves its sequence's memory unchanged.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ from txl_deploy.triton.inside.conversations import flag_of
 from txl_deploy.triton.inside.rows import Rows
 
 MOST_POSITIONS = 1 << 20
-"""Most positions of one request."""
+"""Maximum number of positions of one request."""
 MOST_BYTES = 1 << 30
-"""Most bytes of all positions' results in one step: a row of the vocabulary is some hundred times the token's size."""
+"""Maximum size of a step's results in bytes, 1 GiB: a position's result, a row of the vocabulary, is large."""
 GONE = " The sequence's memory is gone: start it again."
+"""Ending of an error message after which a sequence's memory is undefined."""
 
 
 def open_model(bundle: Path, parameters: Mapping[str, str], server: Any) -> Stepping:
     """Load a bundle and serve it.
 
     Raises:
-        TxlError: it cannot be loaded here.
+        TxlError: the bundle cannot be loaded on this machine.
     """
     model = txl_runtime.load(bundle, backend=parameters["backend"], threads=int(parameters["threads"]))
     return Stepping(model, int(parameters["sequences"]), server)
@@ -47,13 +48,13 @@ class Step:
     """A request, read and checked.
 
     Attributes:
-        place: its index among the requests that came together.
-        name: name of its sequence.
-        start, end: its flags.
-        arrays: its inputs, in the table's axes with one sequence.
+        place: the request's index among the requests that came together.
+        name: name of the request's sequence.
+        start, end: the request's flags START and END.
+        arrays: the inputs by name for one sequence, in the declared order of axes.
         length: number of positions.
-        wanted: the outputs that it asks for.
-        every: True if it needs the results of every position.
+        wanted: names of the outputs that the client wants.
+        every: True if the results of every position are needed, False if only the last ones are.
     """
 
     place: int
@@ -67,7 +68,7 @@ class Step:
 
 
 class Stepping:
-    """The sequences of one model, some of them advanced by each call."""
+    """The sequences of one model; each call advances some of them."""
 
     def __init__(self, model: txl_runtime.Model, sequences: int, server: Any) -> None:
         self._server, self._manifest = server, model.manifest
@@ -77,10 +78,10 @@ class Stepping:
         self._speaks, self._ragged = tables.speaks(model.manifest), tables.ragged(model.manifest)
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """Answer requests, one answer for each."""
+        """Answer requests; return one answer for each."""
         answers: list[Any] = [None] * len(requests)
         waiting: list[Step] = []
-        for request in requests:  # before any of them begins in the place of one that is gone
+        for request in requests:  # first of all, so that no new sequence takes the place of one that has a request
             self._rows.touch(request.correlation_id())
         for place, request in enumerate(requests):
             name = request.correlation_id()
@@ -90,7 +91,7 @@ class Stepping:
             except TxlError as error:
                 answers[place] = self._refusal(error)
                 if start:
-                    with contextlib.suppress(TxlError):  # on failure the sequence is forgotten
+                    with contextlib.suppress(TxlError):  # if this fails, the sequence is forgotten
                         self._rows.begin(name)
                 if end:
                     self._rows.end(name)
@@ -102,7 +103,7 @@ class Stepping:
         return answers
 
     def close(self) -> None:
-        """Do nothing, as nothing runs between calls."""
+        """Do nothing, because nothing runs between calls."""
 
     def _read(self, request: Any) -> tuple[dict[str, NDArray[Any]], int, frozenset[str], bool]:
         wanted, found = frozenset(request.requested_output_names()), {}
@@ -112,7 +113,8 @@ class Stepping:
             found[entry.name] = entry.axes.joined([tensor])
         arrays, counts, columns = check_inputs(found, None, self._manifest, 1)
         sizes = [output.sizes(self._rows.count, 1) for output in self._manifest.outputs]
-        size = sum(4 * math.prod(axes) for axes in sizes)  # bytes of a position; no served value is wider than 4
+        # bytes per position: every served type has at most 4 bytes per value
+        size = sum(4 * math.prod(axes) for axes in sizes)
         most = min(MOST_POSITIONS, max(1, MOST_BYTES // size)) if every else MOST_POSITIONS
         if columns > most:
             raise UsageError(
@@ -123,9 +125,10 @@ class Stepping:
         return arrays, columns, wanted, every
 
     def _wave(self, waiting: Sequence[Step]) -> list[Step]:
-        """Choose the steps that run next together: of different sequences, and of one length if lengths are exact.
+        """Choose the steps that run together next: from different sequences, and of one length if lengths are exact.
 
-        Steps that ask for every position wait for the others: their result has room for every position of all rows.
+        Steps that need the results of every position run apart from steps that do not, because their result has room
+        for every position of all rows.
         """
         wave: list[Step] = []
         first, names = waiting[0], set[Hashable]()
@@ -133,7 +136,7 @@ class Stepping:
             fits = (self._ragged or step.length == first.length) and step.every == first.every
             if fits and len(wave) < self._rows.count and step.name not in names:
                 wave.append(step)
-            names.add(step.name)  # one that does not fit keeps later ones of its sequence waiting
+            names.add(step.name)  # a step that does not fit keeps later steps of its sequence waiting
         return wave
 
     def _answer(self, wave: Sequence[Step]) -> list[Any]:
@@ -148,7 +151,7 @@ class Stepping:
         try:
             results = self._run(live) if live else {}
         except TxlError as error:
-            for step in live.values():  # some of their segments may have run, so their memory is undefined
+            for step in live.values():  # some segments may have run, so the sequences' memory is undefined
                 self._rows.end(step.name)
                 answers[step.place] = self._refusal(error, GONE)
         else:
@@ -161,7 +164,7 @@ class Stepping:
         return [answers[step.place] for step in wave]
 
     def _run(self, live: Mapping[int, Step]) -> dict[int, dict[str, NDArray[Any]]]:
-        """Run the rows' requests, and return each row's wanted outputs."""
+        """Run one step of several rows, and return the wanted outputs of each row."""
         longest = max(step.length for step in live.values())
         lengths = np.zeros(self._rows.count, np.int32)
         for row, step in live.items():
@@ -190,7 +193,7 @@ class Stepping:
         return shares
 
     def _stacked(self, entry: Input, live: Mapping[int, Step], longest: int) -> NDArray[Any]:
-        """Stack one input over all rows, zeros elsewhere: [1, l] per row → [B, longest]."""
+        """Stack one input over all rows, with zeros elsewhere: [1, l] per row → [B, longest]."""
         axes = entry.axes
         if axes.batch is None:
             (only,) = live.values()

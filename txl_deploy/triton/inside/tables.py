@@ -1,21 +1,21 @@
-"""Describe a bundle's tables as Triton's clients see them: one sequence per request, the batch first."""
+"""Describe a bundle's tables in the form that Triton's clients use: one sequence per request, the batch axis first."""
 
 from __future__ import annotations
 
 from txl_runtime.bundle.manifest import Manifest
 
 LAST, NEXT = "last", "next"
-"""Further outputs of token models: log-probabilities after the last position, and their best token."""
+"""Names of two more outputs of token models: log-probabilities after the last position, and the best token there."""
 
 
 def speaks(manifest: Manifest) -> bool:
-    """Return True if a model reads tokens and returns their log-probabilities, and nothing else."""
+    """Return True if a model reads only tokens and returns only their log-probabilities."""
     can, names = manifest.can, [output.name for output in manifest.outputs]
     return can.feed_tokens and can.pair_tokens and len(names) == 1 and names[0] not in (LAST, NEXT)
 
 
 def together(manifest: Manifest) -> bool:
-    """Return True if several sequences can run in one step; else each runs alone, in a stream of one."""
+    """Return True if several sequences can run in one step; else each sequence runs alone, in a stream of one."""
     return manifest.can.run_apart and all(entry.shape.count("B") == 1 for entry in manifest.interface)
 
 

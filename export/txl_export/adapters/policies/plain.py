@@ -1,4 +1,4 @@
-"""A plain recurrent policy: normalised observations, an LSTM or GRU, two layers of an actor, one of a critic."""
+"""A plain recurrent policy: normalised observations, an LSTM or GRU, two layers of an actor and one of a critic."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EPSILON = 0.01
 
 
 class PlainPolicy(nn.Module):
-    """A holder of layers, under the names that packages use; the adapter runs them."""
+    """Holds layers under the names that packages use; the adapter calls them."""
 
     def __init__(self, obs: int, hidden: int, layers: int, actions: int, kind: str) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ def build(config: Mapping[str, Any]) -> PlainPolicy:
 
 
 def shape(module: Any, config: Mapping[str, Any]) -> Shape | None:
-    """Return the `Shape` of a module that `build` made, None of any other; time is the first axis."""
+    """Return the `Shape` of a module from `build`; None for any other. Time is the first axis."""
     if not isinstance(module, PlainPolicy):
         return None
     rows = ("L", "B")

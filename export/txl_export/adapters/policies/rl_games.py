@@ -16,11 +16,11 @@ from txl_export.families.own_module.spec import InputSpec, Named, OutputSpec
 KEYS = ("model", "network", "actions_num", "input_shape")
 _REST = {"num_seqs": 1, "value_size": 1, "normalize_value": False, "normalize_input": False}
 CLIP = 5.0
-"""Normalised numbers are cut to -5 … 5, as the package's normaliser does."""
+"""Limit of normalised numbers, -5 … 5, as in the package's normaliser."""
 
 
 def unfolded(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config with a training's `params`, and keys of `_REST` in their `config`, copied to its top level."""
+    """Return the config with a training's `params`, and the keys of `_REST` in its `config`, at the top level."""
     params = config.get("params")
     params = params if isinstance(params, Mapping) else {}
     trained = {**config, **params}.get("config")
@@ -29,7 +29,7 @@ def unfolded(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def build(config: Mapping[str, Any]) -> nn.Module:
-    """Return a model of a training's params `model` and `network`, and of a player's values such as `actions_num`."""
+    """Return a model for a training's `model` and `network`, and a player's values such as `actions_num`."""
     params = {key: config[key] for key in ("model", "network")}
     sizes = config["input_shape"] if isinstance(config["input_shape"], list | tuple) else [config["input_shape"]]
     given = {"actions_num": config["actions_num"], "input_shape": tuple(count("input_shape", n) for n in sizes)}
@@ -40,7 +40,7 @@ def build(config: Mapping[str, Any]) -> nn.Module:
 
 
 def shape(module: Any, config: Mapping[str, Any]) -> Shape | None:
-    """Return the `Shape` of a model that has an `a2c_network`, None of any other."""
+    """Return the `Shape` of a model that has an `a2c_network`; None for any other."""
     network = getattr(module, "a2c_network", None)
     if network is None:
         return None
@@ -60,7 +60,7 @@ def shape(module: Any, config: Mapping[str, Any]) -> Shape | None:
 
 
 def _play(policy: Any, inputs: Named, recur: Recurrence) -> tuple[Tensor, Tensor]:
-    """Run one position; normalisers are written out, because no capture sees through the package's TorchScript ones."""
+    """Run one position; normalisers are written out, because a capture cannot look into the package's TorchScript."""
     obs = inputs["obs"]
     if policy.normalize_input:
         mean, deviation = _moments(policy.running_mean_std)

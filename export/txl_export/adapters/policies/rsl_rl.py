@@ -22,7 +22,7 @@ _EXPECTED = {
 
 
 class _Place(NamedTuple):
-    """Paths in the module: the LSTM or GRU, the normaliser before it, the layers after it and their distribution."""
+    """Paths in the module: the LSTM or GRU, the normaliser before it, the layers after it, and their distribution."""
 
     rnn: str
     normalizer: str
@@ -42,17 +42,17 @@ PLACES = {
         _Place("memory_c.rnn", "critic_obs_normalizer", "critic"),
     ),
 }
-"""By role, the paths of each version and class of the package."""
+"""For actor and critic, the paths in each version and class of the package."""
 _EXPORTED = {"obs_normalizer": "obs_normalizer", "normalizer": "obs_normalizer", "mlp": "mlp", "actor": "mlp"}
 _EXPORTED |= {"rnn": "rnn.rnn", "memory": "rnn.rnn"}
-"""Parts of TorchScript archives for robots (policy.pt), which keep their state in buffers: name there → path here."""
+"""Parts of TorchScript archives for robots (policy.pt), which keep their state in buffers: their name → our path."""
 
 
 def build(config: Mapping[str, Any]) -> nn.Module:
-    """Return actor and critic of a runner's config and the environment's sizes.
+    """Return actor and critic for a runner's config and the environment's sizes.
 
-    `obs` has the width of each group of observations and `num_actions` the number of actions; `obs_groups`, `actor` and
-    `critic` are those of the runner's config. Without `critic` only the actor is built.
+    `obs` gives the width of each group of observations, `num_actions` the number of actions; `obs_groups`, `actor` and
+    `critic` are the runner's. Without `critic` only the actor is built.
     """
     package, tensordict = import_module("rsl_rl.models"), import_module("tensordict")
     for key in ("obs", *(role for role in ("actor", "critic") if _has(config, role))):
@@ -72,9 +72,9 @@ def build(config: Mapping[str, Any]) -> nn.Module:
 
 
 def state_dict(stored: Mapping[str, Any], config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the state dict of the config's models from a checkpoint that has one for each; a student is the actor.
+    """Return one state dict from a checkpoint with one per model; a student counts as the actor.
 
-    An archive exported for robots holds only the actor, under different names (`_EXPORTED`).
+    An archive for robots contains only the actor, under different names (`_EXPORTED`).
     """
     stores = {"actor_state_dict": "actor", "student_state_dict": "actor", "critic_state_dict": "critic"}
     parts = [(role, stored.get(key)) for key, role in stores.items()]
@@ -92,8 +92,10 @@ def _has(config: Mapping[str, Any], role: str) -> bool:
 
 
 def shape(module: Any, config: Mapping[str, Any]) -> Shape | None:
-    """Return the `Shape` of the package's policies, None of others; `"critic": false` drops critic and its input."""
+    """Return the `Shape` of the package's policies, None for others; `"critic": false` drops critic and its input."""
     places = {role: place for role, many in PLACES.items() for place in many if _at(module, place.rnn) is not None}
+    plain = {role for role in PLACES if _at(module, f"{role}.is_recurrent") is False}  # since version 5
+    places |= {role: PLACES[role][0] for role in plain}
     if "actor" not in places:
         return None
     if config.get("critic", True) is False:
@@ -109,7 +111,7 @@ def shape(module: Any, config: Mapping[str, Any]) -> Shape | None:
         for role, place in places.items():
             normal = _at(policy, place.normalizer)
             rows = inputs[observed[role]] if normal is None else normal(inputs[observed[role]])
-            rows = _at(policy, place.mlp)(recur(role, rows))
+            rows = _at(policy, place.mlp)(rows if role in plain else recur(role, rows))
             if place.distribution and (noise := _at(policy, place.distribution)) is not None:
                 rows = noise.deterministic_output(rows)
             elif getattr(policy, "state_dependent_std", False) and role == "actor":
@@ -118,15 +120,20 @@ def shape(module: Any, config: Mapping[str, Any]) -> Shape | None:
         return found
 
     return Shape(
-        rnns={role: place.rnn for role, place in places.items()},
-        inputs=[InputSpec(observed[role], ("B", _at(module, place.rnn).input_size)) for role, place in places.items()],
+        rnns={role: place.rnn for role, place in places.items() if role not in plain},
+        inputs=[
+            InputSpec(
+                observed[role], ("B", module[role].obs_dim if role in plain else _at(module, place.rnn).input_size)
+            )
+            for role, place in places.items()
+        ],
         outputs=[OutputSpec(named[role]) for role in places],
         play=play,
     )
 
 
 def _at(module: Any, path: str) -> Any:
-    """Return the object at a path such as "actor.rnn.rnn", None if there is none."""
+    """Return the object at a path such as "actor.rnn.rnn"; None if there is none."""
     for name in path.split("."):
         module = getattr(module, name, None)
     return module

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -13,11 +15,30 @@ from txl_runtime.errors import UsageError
 from txl_export.adapters.policies.shape import Recurrence, Shape
 from txl_export.families.own_module.spec import InputSpec, Named, OutputSpec
 
+KEYS = ("observation_shape", "limits", "policy_kwargs")
+
+
+def build(config: Mapping[str, Any]) -> Any:
+    """Return a policy over Boxes of an observation's shape and of the actions' lowest and highest values.
+
+    `policy_kwargs` are those of the training; `activation_fn` may be the text of a class of torch.nn.
+    """
+    spaces, policies = import_module("gymnasium.spaces"), import_module("sb3_contrib.common.recurrent.policies")
+    given = dict(config["policy_kwargs"])
+    if found := re.fullmatch(r"<class 'torch\.nn\.modules\.activation\.(\w+)'>", str(given.get("activation_fn"))):
+        given["activation_fn"] = getattr(torch.nn, found[1])
+    if unknown := [f"{key} {value}" for key, value in given.items() if isinstance(value, str)]:
+        raise UsageError(f"policy_kwargs have {', '.join(unknown)}, expected sizes; give the policy from Python")
+    low, high = (np.asarray(limit, np.float32) for limit in config["limits"])
+    seen = spaces.Box(-np.inf, np.inf, tuple(config["observation_shape"]), np.float32)
+    return policies.RecurrentActorCriticPolicy(seen, spaces.Box(low, high), lambda _: 0.0, **given)
+
 
 def shape(module: Any, config: Mapping[str, Any]) -> Shape | None:
-    """Return the `Shape` of a policy, else None; the config's `vec_normalize`, a `VecNormalize`, goes into the graph.
+    """Return the `Shape` of a policy; None for any other.
 
-    If actions are a Box, `action` is cut or scaled to its limits, as `predict` does.
+    The config's `vec_normalize`, a `VecNormalize`, becomes part of the graph. If actions are a Box, `action` is clipped
+    or scaled to its limits, as `predict` does.
     """
     if not hasattr(module, "lstm_actor"):
         return None
@@ -58,7 +79,7 @@ def _input(name: str, space: Any) -> InputSpec:
 
 
 def _box(space: Any) -> tuple[Tensor, Tensor] | None:
-    """Return the lowest and highest actions of a Box, None without limits."""
+    """Return the lowest and highest actions of a Box; None if it has no limits."""
     if not hasattr(space, "low") or not np.isfinite([space.low, space.high]).any():
         return None
     return torch.from_numpy(space.low), torch.from_numpy(space.high)

@@ -1,4 +1,4 @@
-"""The parts of a recurrent policy, the same for all packages, and the running of its LSTMs and GRUs."""
+"""Describes the parts of a recurrent policy for all packages, and runs its LSTMs and GRUs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Shape:
     """A description of one package's policy, from which the adapter makes a step.
 
     Attributes:
-        rnns: by role, the path of each LSTM or GRU in the module, e.g. {"actor": "memory_a.rnn"}.
+        rnns: the path of each LSTM or GRU in the module by role, e.g. {"actor": "memory_a.rnn"}.
         inputs: observations.
-        outputs: results of `play`, in its order.
+        outputs: the results of `play`, in this order.
         play: f(policy, inputs, recurrence) → outputs.
         starts: whether the package passes `episode_start`.
     """
@@ -36,7 +36,7 @@ def count(name: str, value: Any) -> int:
     """Return a size from a config.
 
     Raises:
-        UsageError: it is no whole number of 1 or more.
+        UsageError: the value is no integer of at least 1.
     """
     if type(value) is not int or value < 1:
         raise UsageError(f"{name} is {value!r} in the config, expected a whole number from 1")
@@ -63,7 +63,7 @@ class Recurrence:
 
 
 def state_names(rnns: Mapping[str, str], role: str, rnn: Any) -> list[str]:
-    """Return ["h", "c"], or ["h"] of a GRU; with the role in front, e.g. "actor.h", if there are several roles."""
+    """Return ["h", "c"], or ["h"] for a GRU; with several roles the role is in front, e.g. "actor.h"."""
     parts = ("h", "c") if rnn.mode == "LSTM" else ("h",)
     return [f"{role}.{part}" if len(rnns) > 1 else part for part in parts]
 
@@ -72,7 +72,7 @@ def state_specs(module: Any, rnns: Mapping[str, str]) -> list[StateSpec]:
     """Return the states of all LSTMs and GRUs, [layers, B, width] each.
 
     Raises:
-        UsageError: one runs in both directions, or takes the batch first.
+        UsageError: an LSTM or GRU runs in both directions, or has the batch as its first axis.
     """
     specs = []
     for role, path in rnns.items():

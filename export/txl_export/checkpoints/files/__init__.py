@@ -1,1 +1,1 @@
-"""Readers of checkpoint files, from torch.save, pickle or safetensors, that execute nothing in them."""
+"""Readers of checkpoint files by torch.save, pickle or safetensors; they run no code from the files."""

@@ -1,6 +1,6 @@
-"""Readers of the files that torch.save and pickle.dump write, which find a file's pickle and storages.
+"""Readers of files by torch.save and pickle.dump: each finds the pickle and the storages in one kind of file.
 
-Every size is compared with the file's before memory is taken for it.
+They compare every size that a file names with the file's own size before they allocate memory for it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from torch import Tensor
 from txl_runtime.errors import CheckpointError
 
 from txl_export.checkpoints.files.pickle_names import shown
-from txl_export.checkpoints.files.rebuilding import Builder, Storage, Written
+from txl_export.checkpoints.files.rebuilding import Builder, ProgramAnswer, Storage
 
 MAGIC_NUMBER, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # first two values in a legacy file
 MAGIC_BYTES = b"\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
 MOST = 1 << 27
-"""Most bytes of a pickle, 128 MiB; a vocabulary of 800,000 words in an NVIDIA checkpoint takes 40 MB."""
+"""Maximum number of bytes of a pickle, 128 MiB. The largest known vocabulary, 800,000 words in an NVIDIA checkpoint,
+takes 40 MB."""
 SCRIPTED = "TorchScript"
 SAVE_AGAIN = "save it again with torch.save(model.state_dict(), path)"
 DAMAGED = "cut short or damaged; copy the file again"
@@ -30,8 +31,9 @@ _OTHERS = {
     "a TorchScript archive of torch < 1.4": r"[^/]+/model\.json$",
     "a program of torch.export": r"[^/]+/models/.*\.json|serialized_exported_program",
 }
-"""Other kinds of zip archives that torch writes, each with a pattern of an entry's name."""
-STABLE_BASELINES = """this is an archive of Stable-Baselines3, whose policy no config builds; load it in Python, \
+"""Zip archives by torch that are no checkpoints; each with a pattern that the name of one of its entries matches."""
+STABLE_BASELINES = """this is an archive of Stable-Baselines3, whose policy no config builds; over Boxes, give it \
+to `export` itself; else load it in Python, \
 policy = RecurrentPPO.load(path).policy, and export txl_export.adapt("recurrent-policy", policy), or save \
 policy.state_dict() for a module of your own"""
 _CODE = r"[^/]+/code/"
@@ -39,13 +41,13 @@ _CODE = r"[^/]+/code/"
 
 
 class PlainPickle:
-    """A file by pickle.dump, and the base of the other containers.
+    """A file by pickle.dump; the base class of the other containers.
 
     Attributes:
         name: the name of the container, e.g. "torch zip".
-        programs: the number of pickles in it.
+        programs: the number of pickles in the file.
         constants: the number of nameless tensors that belong to a TorchScript archive's code.
-        most: the number of bytes from its beginning that may hold pickles.
+        most: the number of bytes from the file's beginning that may hold pickles.
     """
 
     name, programs, constants, most = "pickle", 1, 0, 1 << 62
@@ -56,19 +58,19 @@ class PlainPickle:
         self._promised = 0
 
     def program(self) -> bytes:
-        """Return bytes that begin with the pickles; raise CheckpointError if they are too many, or damaged."""
+        """Return bytes that begin with the file's pickles; raise CheckpointError if they are damaged or too long."""
         self._file.seek(0)
         return self._file.read(min(self._size, self.most))
 
-    def content(self, written: Written, builder: Builder) -> Any:
-        """Return the content that the pickles made; raise CheckpointError if the file lacks their storages."""
+    def content(self, written: ProgramAnswer, builder: Builder) -> Any:
+        """Return the content that the pickles describe; raise CheckpointError if a storage is missing."""
         made = builder.plain(written.contents[0])
         if self._storages:
             raise CheckpointError(f"its tensors lie in no file that torch.save wrote; {SAVE_AGAIN}")
         return made
 
     def elements(self, key: str, dtype: torch.dtype, count: int) -> Tensor:
-        """Return a storage [count] to be filled later; raise CheckpointError if it is larger than the file."""
+        """Allocate a storage [count] that is filled later; raise CheckpointError if it is larger than the file."""
         self._promised += count * dtype.itemsize
         if self._promised > self._size:
             told = f"storage {shown(key)} of {count} × {dtype} does not fit into the {self._size} bytes of the file"
@@ -77,16 +79,20 @@ class PlainPickle:
         return self._storages[key][1].view(dtype)
 
     def nested(self, contents: list[Any], behind: bytes) -> Storage:
-        """Return the storage in a legacy file that pickle.dump wrote in its place; the file may hold nothing else."""
+        """Return the one storage that pickle.dump wrote as a legacy torch file inside the pickle.
+
+        Raises:
+            CheckpointError: the inner file holds anything but a storage.
+        """
         file = LegacyFile(io.BytesIO(behind), len(behind))
-        found = file.content(Written(contents), Builder(b"", file.elements, {}), bare=True)
+        found = file.content(ProgramAnswer(contents), Builder(b"", file.elements, {}), bare=True)
         if not isinstance(found, Storage):
             raise CheckpointError("a nested file holds no storage; the file is damaged or was made to do harm")
         return found
 
 
 class ZipFile(PlainPickle):
-    """A file by torch ≥ 1.6, an uncompressed zip archive."""
+    """A file by torch ≥ 1.6: an uncompressed zip archive."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         super().__init__(file, size)
@@ -127,8 +133,9 @@ class ZipFile(PlainPickle):
         return bytes(_attempted(name, lambda: self._archive.read(name)))
 
     def _check(self, infos: list[zipfile.ZipInfo], size: int) -> None:
-        """Check that all entries except code are uncompressed, and together no larger than the file."""
-        for kind, mark in _OTHERS.items():  # first: these archives have compressed entries, refused below
+        """Check that all entries except code are uncompressed, and that together they are no larger than the file."""
+        # checked first, because these archives have compressed entries, which the loop below refuses in other words
+        for kind, mark in _OTHERS.items():
             if any(re.match(mark, info.filename) for info in infos):
                 raise CheckpointError(f"this is {kind}, expected a checkpoint; {SAVE_AGAIN} where it was trained")
         for info in infos:
@@ -136,21 +143,21 @@ class ZipFile(PlainPickle):
             if not (stored or re.match(_CODE, info.filename)) or info.flag_bits & 1:
                 told = f"{shown(info.filename)} in the zip archive is compressed or encrypted"
                 raise CheckpointError(f"{told}, which torch.save never does; {SAVE_AGAIN}")
-            info.CRC = info.CRC or None  # type: ignore[assignment] # torch writes 0 where it leaves checksums out
+            info.CRC = info.CRC or None  # type: ignore[assignment] # 0: torch left the checksum out; compare nothing
         if sum(info.compress_size for info in infos) > size or len(self._entries) < len(infos):
             raise CheckpointError(f"entries of the zip archive overlap, or have one name; the file is {DAMAGED}")
 
 
 class LegacyFile(PlainPickle):
-    """A file by torch ≤ 1.5, in which the storages follow the pickles that refer to them.
+    """A file by torch ≤ 1.5: five pickles, then the storages that they refer to.
 
-    Its pickles are a magic number, a protocol, sizes of integers, the content, and the keys of the storages.
+    The pickles are a magic number, the protocol, sizes of integers, the content, and the keys of the storages in order.
     """
 
     name, programs, most = "torch legacy", 5, MOST
 
-    def content(self, written: Written, builder: Builder, bare: bool = False) -> Any:
-        """Return the content as `PlainPickle.content` does; with `bare` it may be a storage."""
+    def content(self, written: ProgramAnswer, builder: Builder, bare: bool = False) -> Any:
+        """Return the content as `PlainPickle.content` does; with `bare` the content itself may be a storage."""
         magic, protocol, _, content, listed = written.contents
         if (magic, protocol) != (MAGIC_NUMBER, PROTOCOL):
             raise CheckpointError(f"no magic number, or not protocol {PROTOCOL}, as torch.save writes; it is {DAMAGED}")
@@ -167,7 +174,7 @@ class LegacyFile(PlainPickle):
 
 
 def _attempted(what: str, read: Callable[[], Any]) -> Any:
-    """Return the result of a call of `zipfile`; raise CheckpointError for its many errors on damaged files."""
+    """Call `read`, a call of `zipfile`; raise CheckpointError for the many errors that damaged archives lead to."""
     try:
         return read()
     except (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError, OSError, EOFError, struct.error):
@@ -175,7 +182,7 @@ def _attempted(what: str, read: Callable[[], Any]) -> Any:
 
 
 def _allocated(length: int) -> Tensor:
-    """Return uninitialised bytes [length] for a storage; callers have compared the length with the file's."""
+    """Return uninitialised bytes [length] for a storage; the caller has checked that the file is as long."""
     try:
         return torch.empty(length, dtype=torch.uint8)
     except RuntimeError:

@@ -1,12 +1,12 @@
-"""The reader of checkpoint files as plain data. Nothing that a file names is imported, nothing in it is run.
+"""Reads checkpoint files as plain data; imports nothing that a file names and runs nothing in it.
 
-`program` runs pickles in a separate process, `rebuilding` makes plain data and tensors of its answers. torch.load does
-not open the containers, so that every size is compared with the file's, and no reader of other formats is reached:
+`program` runs pickles in a separate process, `rebuilding` makes plain data and tensors from the result. torch.load is
+not used: it neither compares sizes with the file's nor refuses other formats. These are read:
 
     torch zip      torch ≥ 1.6: an uncompressed zip of one pickle, <name>/data.pkl, and one entry per storage
     TorchScript    the same, and code, which is never opened
     torch legacy   torch ≤ 1.5: five pickles (magic number, protocol, system, content, storage keys), then the storages
-    pickle         by pickle.dump; a torch legacy file stands in place of each storage
+    pickle         by pickle.dump; a torch legacy file inside the pickle holds each storage
     safetensors    a header of JSON, then the tensors (`safetensors_file`)
 """
 
@@ -25,7 +25,7 @@ from txl_runtime.errors import CheckpointError
 
 from txl_export.checkpoints.files.containers import DAMAGED, MAGIC_BYTES, SAVE_AGAIN, LegacyFile, PlainPickle, ZipFile
 from txl_export.checkpoints.files.pickle_names import known, shown
-from txl_export.checkpoints.files.rebuilding import Builder, Written, run
+from txl_export.checkpoints.files.rebuilding import Builder, ProgramAnswer, run
 from txl_export.checkpoints.files.safetensors_file import is_safetensors, read_safetensors
 from txl_export.regular import open_regular
 from txl_export.tensorflow import SUFFIX, converting
@@ -39,7 +39,8 @@ _OTHERS = {
     rb"(?is)\x08.{,4200}onnx": "an ONNX file, expected the checkpoint it was made from",
     rb"version https://git-lfs": "a Git LFS pointer, not the file itself; fetch it with git lfs pull",
 }
-"""Patterns of the first bytes of files that are no checkpoints; each with a phrase for its kind and the remedy."""
+"""Patterns of the first bytes of files that are no checkpoints; each with a phrase that says what it is and what to
+do."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,8 @@ class Loaded:
         global_names: every dotted name the file refers to, sorted.
         sha256: the hash of the file, hexadecimal.
         notes: the names that aliases translated, for the user.
-        constants: the number of nameless tensors that a TorchScript archive has in addition to its module's.
-        classes: the class of each part of a TorchScript archive by its name, once `modules.unscripted` has run.
+        constants: the number of nameless tensors in a TorchScript archive, besides those of its module.
+        classes: the class of each part of a TorchScript archive by the part's name; `modules.unscripted` fills it.
     """
 
     container: str
@@ -74,7 +75,7 @@ def load_file(path: Path, aliases: Mapping[str, str] | None = None) -> Loaded:
     "mem_transformer.MemTransformerLM"}.
 
     Raises:
-        CheckpointError: there is no such file, it is something else, or damaged; an alias leads to no known class.
+        CheckpointError: the file is missing, damaged or no checkpoint, or an alias leads to an unknown class.
     """
     aliases = aliases or {}
     with _reading(path) as (file, size, head):
@@ -94,7 +95,7 @@ def load_file(path: Path, aliases: Mapping[str, str] | None = None) -> Loaded:
 
 
 def scan_globals(path: Path) -> tuple[str, ...]:
-    """Return the dotted names that the pickles of a file refer to, sorted; reading stops at the first damage.
+    """Return the dotted names that a file's pickles refer to, sorted; of a damaged file, those before the damage.
 
     Raises:
         CheckpointError: the file cannot be read, or is no checkpoint.
@@ -104,8 +105,8 @@ def scan_globals(path: Path) -> tuple[str, ...]:
         return tuple(sorted({shown(name) for name in names}))
 
 
-def _run(path: Path, file: io.BufferedReader, size: int, head: bytes) -> tuple[PlainPickle, Written]:
-    """Return the container, and the contents that its programs made."""
+def _run(path: Path, file: io.BufferedReader, size: int, head: bytes) -> tuple[PlainPickle, ProgramAnswer]:
+    """Recognise the container by the first bytes; return it, and what its pickles describe."""
     kind: type[PlainPickle]
     if head.startswith(b"PK\x03\x04"):
         kind = ZipFile
@@ -121,7 +122,7 @@ def _run(path: Path, file: io.BufferedReader, size: int, head: bytes) -> tuple[P
 
 @contextmanager
 def _reading(path: Path) -> Iterator[tuple[io.BufferedReader, int, bytes]]:
-    """Open a file; yield it, its size and its first bytes. Errors inside become a CheckpointError that names it."""
+    """Open a file; yield the file, its size and its first bytes; errors of the caller's block get the path in front."""
     try:
         if path.is_dir():
             raise CheckpointError("this is a folder, expected a checkpoint file; Hugging Face's needs its config.json")
@@ -148,7 +149,7 @@ def _sha256(file: io.BufferedReader) -> str:
 
 
 def _what_else(path: Path, head: bytes, file: io.BufferedReader, size: int) -> str:
-    """Return a phrase for the kind of a file that is no known checkpoint, with the remedy."""
+    """Return a phrase that says which kind of file this is, and what to do, for a file that is no known checkpoint."""
     if not head:
         return "the file is empty; copy it again"
     file.seek(max(0, size - 8))
@@ -161,6 +162,7 @@ def _what_else(path: Path, head: bytes, file: io.BufferedReader, size: int) -> s
         return f"not a valid safetensors file; the file is {DAMAGED}"
     text = head[:40].decode(errors="ignore")
     plain = all(character.isprintable() or character.isspace() for character in text)
-    if plain and len(text.encode()) > len(head[:40]) - 4:  # the cut may have split the last character
+    # the first 40 bytes may end inside a character, of up to 4 bytes
+    if plain and len(text.encode()) > len(head[:40]) - 4:
         return f"looks like text ({shown(text)}), expected a checkpoint; check the path"
     return f"begins with {head[:8].hex(' ')}, expected a file by torch.save or safetensors; check the path"

@@ -1,4 +1,4 @@
-"""Stand-ins for the classes and functions that a pickle names, and the names that importers know."""
+"""Stand-ins for the classes and functions that a pickle names, and the list of names that importers know."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 import torch
 
 CODE = "__torch__."
-"""Prefix of the names of classes whose code lies in a TorchScript archive."""
+"""Prefix of class names whose code a TorchScript archive holds."""
 
 
 @dataclass(eq=False, repr=False)
 class Stub:
-    """An inert stand-in for an object of a class the file names.
+    """An inert stand-in for an object: the class that the file names is never imported.
 
     Attributes:
-        class_name: the dotted name, as in the file or as an alias translated it.
-        state: the attributes that the pickle sets; {} if none, or for a class or function itself.
-        args: the arguments of the call of the class or function, e.g. the value of an enum's member.
-        built: a state that is no dictionary of names, as in NumPy's objects and some of TorchScript's.
+        class_name: the dotted name in the file, or the alias's target.
+        state: the attributes that the pickle sets, {} if it sets none.
+        args: the arguments with which the pickle calls the class or function, e.g. the value of an enum's member.
+        built: the pickled state if it is no dictionary of attributes, e.g. a NumPy array's tuple.
     """
 
     class_name: str
@@ -29,7 +29,7 @@ class Stub:
 
 
 class Name(Stub):
-    """A class or function that the file names, not an object made with it."""
+    """A class or function itself that the pickle refers to, rather than an object made with it."""
 
 
 _PAIRS = "Double float64 Float float32 Half float16 BFloat16 bfloat16 Long int64 Int int32 Short int16 Char int8"
@@ -69,13 +69,13 @@ _CLASSES = {
 CLASSES = STORAGE_TYPES.keys() | {
     f"{module}.{name}" for modules, names in _CLASSES.items() for module in modules.split() for name in names.split()
 }
-"""Names that have in every file the meaning that importers know, or none for a model."""
+"""Names with one meaning in all files: importers use it, or it does not matter to a model."""
 _BEGINNINGS = "torch._utils._rebuild_tensor torch._utils._rebuild_parameter torch.jit._pickle. torch.nn.modules. "
 _BEGINNINGS += "torch.nn.backends. numpy. omegaconf. ruamel.yaml."
 
 
 def known(name: str) -> bool:
-    """Return whether a name is one that importers know, or has no meaning for a model."""
+    """Return whether a name is in `CLASSES` or begins like one of the families of names that importers know."""
     return name in CLASSES or name.startswith(tuple(_BEGINNINGS.split()))
 
 

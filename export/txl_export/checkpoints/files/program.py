@@ -1,9 +1,9 @@
-"""The reader of pickles that runs in a bounded process (`txl_runtime.sandbox`), with Python's standard library alone.
+"""Reads pickles in a bounded process (`txl_runtime.sandbox`), with Python's standard library alone.
 
-For each name in a pickle there is an empty class made up under that name, so all that a pickle can call is `Made`,
-which keeps the arguments. `answer` writes the result as JSON, e.g. [1, 2, [3, "a", 0.5]] for [2, {"a": 0.5}]: a list is
-a kind and its parts, any other value stands for itself. Bytes follow after the JSON. A shared object is written every
-time it is met, so the answer is as long as a walk through the content, and `PER_BYTE` bounds both.
+No class that a pickle names is imported. For each name there is an empty subclass of `PickledObject`, which records how
+the pickle calls it. `answer` writes the result as JSON: a container is a list of its kind and its parts, any other
+value stands for itself, e.g. [1, 2, [3, "a", 0.5]] for [2, {"a": 0.5}]. Bytes follow after the JSON. An object that is
+shared is written at each place, so `PER_BYTE` limits the length of the answer and the work on it.
 """
 
 from __future__ import annotations
@@ -11,27 +11,29 @@ from __future__ import annotations
 import gc
 import io
 import json
-import pickle  # noqa: TID251 - its unpickler finds no class here but those that `Programs` makes up
+import pickle  # noqa: TID251 - `Programs` replaces its lookup of classes, so nothing is imported
 from itertools import chain
 from typing import Any
 
 LIST, TUPLE, DICT, BYTES, NAME, MADE, OUTSIDE, FILE = range(1, 9)
 PER_BYTE, FREE, TEXT = 4, 1 << 16, 16
-"""Most values in a content, 4 per byte of its program plus 65,536; 16 characters of text, or 16 bytes, count as one."""
+"""Maximum number of values in the answer: `PER_BYTE` per byte of the pickle, plus `FREE`. `TEXT` characters, or bytes,
+count as one value."""
 DEPTH, BITS, NAME_LIMIT = 256, 256, 512
-"""Most levels of nested containers, bits of an integer, and characters of a dotted name."""
+"""Limits of levels of nested containers, of bits of an integer, and of characters of a dotted name."""
 HARM = "the file is damaged or was made to do harm"
 PYTHON_2 = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 PLAIN, NODE = ("collections.", "ruamel.yaml."), {"_content", "_val"}
-"""Classes written without attributes, and the attributes written of OmegaConf's nodes: others may form cycles."""
+"""Two limits that keep cycles out of the answer: attributes of classes that begin like `PLAIN` are left out, and
+OmegaConf's nodes keep only the attributes in `NODE`."""
 
 
 class RefusedError(Exception):
-    """A content that is not read here; the message says what was found."""
+    """The pickle's content is refused; the message says what was found."""
 
 
-class Made:
-    """An object of a made-up class that keeps the arguments of its call and everything put into it later."""
+class PickledObject:
+    """The base of made-up classes: it keeps the arguments of its call and everything that the pickle adds later."""
 
     __slots__ = ("args", "pairs", "states", "values")
     called = ""
@@ -42,7 +44,8 @@ class Made:
 
     def __new__(cls, /, *args: Any, **_: Any) -> Any:
         match args:
-            case (type() as outer, str(inner)) if cls.called == "builtins.getattr":  # a class inside another
+            # a class inside a class: getattr(Outer, "Inner")
+            case (type() as outer, str(inner)) if cls.called == "builtins.getattr":
                 return made_up(f"{outer.called}.{inner}")  # type: ignore[attr-defined]
         made = object.__new__(cls)
         made.args, made.states, made.values, made.pairs = args, [], [], []
@@ -55,47 +58,51 @@ class Made:
         self.pairs += key, value
 
     def extend(self, values: Any) -> None:
-        """Keep the values that a program appends."""
+        """Keep the values that the pickle appends, as it does to a list."""
         self.values += values
 
 
-def made_up(dotted: str) -> type[Made]:
-    """Return an empty class for a dotted name."""
+def made_up(dotted: str) -> type[PickledObject]:
+    """Make an empty class for a dotted name, which stands for the class of that name."""
     if len(dotted) > NAME_LIMIT:
         raise RefusedError(f"a name has {len(dotted)} characters; {HARM}")
-    return type("Made", (Made,), {"__slots__": (), "called": dotted})
+    return type("PickledObject", (PickledObject,), {"__slots__": (), "called": dotted})
 
 
 class Programs(pickle.Unpickler):
-    """An unpickler that runs the programs of a file in turn; `names` collects the classes that they name."""
+    """An unpickler that reads the pickles of a file in turn; it adds each class that they name to `names`."""
 
-    def __init__(self, file: Any, names: dict[tuple[str, str], type[Made]]) -> None:
-        super().__init__(file, encoding="utf-8")  # of Python 2's str, which ASCII alone would not decode
+    def __init__(self, file: Any, names: dict[tuple[str, str], type[PickledObject]]) -> None:
+        super().__init__(file, encoding="utf-8")  # Python 2's str may hold bytes beyond ASCII, the default
         self._names = names
 
-    def find_class(self, module: str, name: str, /) -> type[Made]:
+    def find_class(self, module: str, name: str, /) -> type[PickledObject]:
         if (module, name) not in self._names:
             self._names[module, name] = made_up(f"{PYTHON_2.get(module, module)}.{name}")
         return self._names[module, name]
 
     def persistent_load(self, pid: Any, /) -> Any:
-        """Return a class, or a `Made` for the persistent id of a storage."""
+        """Return the class that a persistent id of torch ≤ 1.5 names, else a `PickledObject` that holds the id."""
         match pid:
-            case ("module", type() as cls, _, _):  # torch ≤ 1.5 wrote a class with its source
+            case ("module", type() as cls, _, _):  # torch ≤ 1.5 wrote a class together with its source code
                 return cls
-        return Made(pid)
+        return PickledObject(pid)
 
 
 class Writer:
-    """A writer of contents as lists for JSON; `names` collects the classes that they name, `blob` their bytes."""
+    """Converts pickled contents to lists for JSON; `names` collects the classes they name, `blob` their bytes."""
 
     def __init__(self, size: int) -> None:
-        self.names: dict[tuple[str, str], type[Made]] = {}
+        self.names: dict[tuple[str, str], type[PickledObject]] = {}
         self.blob, self._files, self._depth = bytearray(), dict[int, int](), 0
         self._most = self._room = PER_BYTE * size + FREE
 
     def contents(self, data: bytes, count: int) -> tuple[list[Any], str, int]:
-        """Run `count` programs; return their contents, the error of the next or "", and the offset after the last."""
+        """Read `count` pickles.
+
+        Returns:
+            Their contents, the error of the first that is refused ("" if there is none), and the offset after the last.
+        """
         file, found = io.BufferedReader(io.BytesIO(data)), list[Any]()
         try:
             for _ in range(count):
@@ -104,7 +111,7 @@ class Writer:
             return found, str(error), 0
         except MemoryError:
             raise
-        except Exception:  # Python raises many kinds for an instruction without operands
+        except Exception:  # Python raises many types, e.g. IndexError, for a damaged pickle
             return found, "the pickle is cut short or damaged; copy the file again", 0
         return found, "", file.tell()
 
@@ -112,7 +119,7 @@ class Writer:
         """Return a value as JSON can hold it, e.g. [1, 2, 3] for the list [2, 3].
 
         Raises:
-            RefusedError: it is no plain data, nested too deeply, or shared too often.
+            RefusedError: the value is no plain data, is nested too deeply, or repeats shared parts too often.
         """
         kind = type(value)
         self._take(1 + (len(value) // TEXT if kind is str else 0))
@@ -140,15 +147,16 @@ class Writer:
                 return [LIST, *map(self.node, sorted(value, key=repr))]
             case dict():
                 return [DICT, *map(self.node, chain.from_iterable(value.items()))]
-            case bytes() | bytearray() | Made(called="_codecs.encode"):
+            case bytes() | bytearray() | PickledObject(called="_codecs.encode"):
                 return self._bytes(_bytes(value))
             case type():
                 self._take(len(value.called) // TEXT)  # type: ignore[attr-defined]
                 return [NAME, value.called]  # type: ignore[attr-defined]
-            case Made(called=""):  # a persistent id, mostly of a storage
+            case PickledObject(called=""):  # a persistent id, usually of a storage
                 return [OUTSIDE, *map(self.node, value.args)]
-            case Made(called="torch.storage._load_from_bytes", args=(data,)):
-                # pickle.dump writes a file for each storage: its number, the bytes after its programs, their contents
+            case PickledObject(called="torch.storage._load_from_bytes", args=(data,)):
+                # pickle.dump writes a legacy torch file for each storage: [FILE, number, bytes after the five pickles,
+                # contents …]
                 if id(value) in self._files:
                     return [FILE, self._files[id(value)]]
                 number = self._files[id(value)] = len(self._files)
@@ -156,8 +164,9 @@ class Writer:
                 if error:
                     raise RefusedError(error)
                 return [FILE, number, self._bytes(data[end:]), *found]
-            case Made():
-                self._take(4 + len(value.called) // TEXT)  # a stand-in takes more memory than other values
+            case PickledObject():
+                # counts as 4 values, because a stand-in takes more memory than a value
+                self._take(4 + len(value.called) // TEXT)
                 states = [] if value.called.startswith(PLAIN) else value.states
                 if value.called.startswith("omegaconf."):
                     states = [{key: state.get(key) for key in NODE & state.keys()} for state in states if state]
@@ -175,13 +184,19 @@ def _bytes(value: Any) -> bytes:
     match value:
         case bytes() | bytearray():
             return bytes(value)
-        case Made(called="_codecs.encode", args=(str() as text, "latin1" | "latin-1")):  # as protocol 2 writes them
+        case PickledObject(
+            called="_codecs.encode", args=(str() as text, "latin1" | "latin-1")
+        ):  # protocol 2 writes bytes as text in latin1
             return text.encode("latin-1")
     raise RefusedError(f"bytes are written in an encoding other than latin1; {HARM}")
 
 
 def answer(request: bytes) -> bytes:
-    """Run request[0] programs in request[1:]; return the JSON's length in 8 bytes, the JSON, and the bytes after it."""
+    """Read request[0] pickles in request[1:].
+
+    Returns:
+        The length of the JSON in 8 bytes, the JSON, and the bytes that it refers to.
+    """
     writer = Writer(len(request))
     contents, error, end = writer.contents(request[1:], request[0])
     names = [made.called for made in writer.names.values()]
@@ -190,4 +205,4 @@ def answer(request: bytes) -> bytes:
 
 
 if __name__ == "bounded":
-    gc.disable()  # it would walk through millions of values again and again
+    gc.disable()  # the collector would walk through millions of live values again and again

@@ -1,4 +1,4 @@
-"""Plain data and tensors made from the answer of `program`; names in it are only looked up in tables here."""
+"""Makes plain data and tensors from the answer of `program`; names in the answer only select entries of tables."""
 
 from __future__ import annotations
 
@@ -19,20 +19,22 @@ from txl_export.checkpoints.files.pickle_names import STORAGE_TYPES, Name, Stub,
 from txl_export.checkpoints.files.program import HARM
 
 MEMORY, EACH, SECONDS, PER_SECOND = 1 << 28, 64, 10, 1 << 22
-"""Bounds of the process: 256 MiB plus 64 bytes per byte of its programs, and 10 seconds of processor time plus one per
-4 MiB of them."""
+"""Limits of the process that reads pickles: 256 MiB plus 64 bytes per byte of pickle, and 10 seconds of processor time
+plus one per 4 MiB of pickle."""
 AXES, LONGEST = 16, 1 << 40
-"""Most axes of a tensor, and largest product of its nonzero sizes: torch multiplies those of empty tensors, too."""
+"""Maximum number of axes of a tensor, and largest product of its nonzero sizes: torch multiplies the sizes of empty
+tensors, too, and would overflow."""
 VIEWS, ALIKE = 16, 64
-"""Views of a storage have in all at most 16 times its elements: callers may convert (copy) each of them. A dictionary
-has at most 64 keys whose hash an earlier key has, because Python compares such keys with each other."""
+"""Limits against small files that cost much. All views of a storage together have at most 16 times its elements,
+because a caller may copy each view. A dictionary has at most 64 keys that share a hash with an earlier key, because
+Python compares such keys one by one."""
 NUMPY = {"f2": torch.float16, "f4": torch.float32, "f8": torch.float64, "b1": torch.bool, "i1": torch.int8}
 NUMPY |= {"i2": torch.int16, "i4": torch.int32, "i8": torch.int64, "u1": torch.uint8}
-"""torch's types by NumPy's names, where both have them."""
+"""torch's type for each NumPy type code that has one, e.g. torch.float16 for "f2"."""
 
 
-class Written(Struct, frozen=True):
-    """The answer of `program`: contents, the error of the next or "", the offset after the last, names, and bytes."""
+class ProgramAnswer(Struct, frozen=True):
+    """The answer of `program`: contents, error or "", the offset after the last pickle, names, and bytes."""
 
     contents: list[Any]
     error: str = ""
@@ -41,15 +43,15 @@ class Written(Struct, frozen=True):
     blob: bytes = b""
 
 
-def run(data: bytes, count: int) -> Written:
-    """Run the first `count` programs in `data`, in a process that is ended if it exceeds its bounds.
+def run(data: bytes, count: int) -> ProgramAnswer:
+    """Read the first `count` pickles in `data`, in a process that is ended if it exceeds its limits.
 
     Raises:
         CheckpointError: the process ended without an answer.
     """
     answer = _asked(bytes([count]) + data)
     behind = 8 + int.from_bytes(answer[:8], "little")
-    return Written(**json.loads(answer[8:behind]), blob=answer[behind:])
+    return ProgramAnswer(**json.loads(answer[8:behind]), blob=answer[behind:])
 
 
 def _asked(request: bytes) -> bytes:
@@ -63,7 +65,10 @@ def _asked(request: bytes) -> bytes:
 
 @dataclass(eq=False)
 class Storage:
-    """The elements of a storage, or of a part of it. Equal views are one tensor object, so that `is` finds ties."""
+    """The elements of a storage, or of a part of one, and the tensors on them.
+
+    Equal views are one tensor object, so that callers find tied tensors with `is`.
+    """
 
     elements: Tensor
     views: dict[Any, Tensor] = field(default_factory=dict)
@@ -72,10 +77,13 @@ class Storage:
 
 @dataclass
 class Builder:
-    """A builder of contents from the lists that `program` wrote, which refer to the bytes in `blob`.
+    """Makes plain data and tensors from the lists that `program` wrote.
 
-    `elements` returns the elements [count] of a storage by key, type and count. `nested` returns the storage in a file
-    that stands in its place, by that file's contents and the bytes after them. `aliases` maps names to known ones.
+    Attributes:
+        blob: the bytes that the lists refer to.
+        elements: returns the elements [count] of a storage for its key, type and count.
+        nested: returns the storage in a file inside the pickle, for that file's contents and the bytes after them.
+        aliases: known names for names in the file.
     """
 
     blob: bytes
@@ -88,14 +96,14 @@ class Builder:
         """Return plain data and tensors.
 
         Raises:
-            CheckpointError: the content is something else, or a tensor lies outside its storage.
+            CheckpointError: the content is neither, or a tensor lies outside its storage.
         """
         if isinstance(found := self.any(written), Storage):
             raise CheckpointError(f"the content has a Storage where plain data was expected; {HARM}")
         return found
 
     def any(self, written: Any) -> Any:
-        """Return plain data or a `Storage`; raise errors as `plain` does."""
+        """Return plain data or a `Storage`; raise the errors of `plain`."""
         if type(written) is not list:
             return written
         kind, *parts = written
@@ -122,8 +130,8 @@ class Builder:
         raise CheckpointError("a tensor was saved by pickle, not by torch.save; save the file again with torch.save")
 
     def _object(self, name: str, args: list[Any], states: list[Any], values: list[Any], pairs: list[Any]) -> Any:
-        """Return the result of a call of a name, with everything that the pickle put into it afterwards."""
-        match name, args:  # a tensor of a subclass: its type and attributes are dropped
+        """Call the function for a name, or make a stub; then add the pickle's states, list items and pairs."""
+        match name, args:  # a tensor of a subclass: drop its type and attributes, keep the tensor
             case "torch._tensor._rebuild_from_type_v2", [[program.NAME, function], _, [program.TUPLE, *inner], _]:
                 name, args = function, inner
         if call := FUNCTIONS.get(name):
@@ -138,7 +146,8 @@ class Builder:
             return made
         stub = Stub(name, {}, (*map(self.plain, args),))
         for state in map(self.plain, states):
-            for part in state if type(state) is tuple and len(state) == 2 else (state,):  # __dict__ and slots
+            # an object with slots has a pair of states: its __dict__, its slots
+            for part in state if type(state) is tuple and len(state) == 2 else (state,):
                 if type(part) is dict and all(type(key) is str for key in part):
                     stub.state |= part
                 elif part is not None:
@@ -165,14 +174,15 @@ class Builder:
         match view:
             case [] | [None]:
                 return storage
-            case [(_, int(first), int(many))] if 0 <= first <= first + many <= count:  # a part, by torch ≤ 1.5
+            # a part of a storage; only torch ≤ 1.5 wrote these
+            case [(_, int(first), int(many))] if 0 <= first <= first + many <= count:
                 part = Storage(storage.elements[first : first + many])
                 return self._storages.setdefault((key, first, many), (None, part))[1]
         raise CheckpointError(f"a part of storage {shown(key)} lies outside it; {HARM}")
 
 
 def _listed(items: Any = ()) -> list[Any]:
-    if type(items) not in (list, tuple):  # a tensor would become as many tensors as it has numbers
+    if type(items) not in (list, tuple):  # refuses a tensor, whose iteration would yield a tensor for each number
         raise TypeError
     return [*items]
 
@@ -195,7 +205,7 @@ def _integers(values: Any, what: str) -> tuple[int, ...]:
 
 
 def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *more: Any) -> Tensor:
-    """Return a tensor inside its storage; `more` is requires_grad, hooks, and flags such as conjugate."""
+    """Return a tensor inside its storage; `more` holds requires_grad, hooks, and flags such as conjugate."""
     if not isinstance(storage, Storage):
         raise CheckpointError(f"a tensor is not described by storage, offset, size and stride; {HARM}")
     if any(more[2:]):
@@ -204,7 +214,7 @@ def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *more: Any) -> Te
     place = first, size, stride = first, size, _integers(stride, "the stride")
     elements, count, most = storage.elements.numel(), math.prod(size), math.prod(n or 1 for n in size)
     last = first + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
-    # `count` is compared, too: with a stride of 0 a few bytes could stand for any number of elements.
+    # Compare `count` as well as `last`: with stride 0 a few bytes could stand for any number of elements.
     if first > elements or count > elements or (count and last >= elements) or most > LONGEST:
         raise CheckpointError(
             f"a tensor of {shown(str(size))} with stride {shown(str(stride))} at {first} does not fit into its "
@@ -214,7 +224,7 @@ def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *more: Any) -> Te
         storage.viewed += count
         if storage.viewed > VIEWS * elements:
             raise CheckpointError(f"tensors have more than {VIEWS} times the elements of their storage; {HARM}")
-        # as_strided counts from the beginning of the memory, of which `elements` may be a part.
+        # as_strided counts from the beginning of the memory; `elements` may begin later in it.
         storage.views[place] = storage.elements.as_strided(size, stride, storage.elements.storage_offset() + first)
     return storage.views[place]
 
@@ -225,18 +235,19 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("torch._utils._rebuild_tensor", "torch._utils._rebuild_tensor_v2"), _tensor),
     "collections.defaultdict": lambda *_: {},
     "ruamel.yaml.scalarfloat.ScalarFloat": float,
-    "builtins.bytes": lambda: b"",  # protocol 2 writes b"" as this call
+    "builtins.bytes": lambda: b"",  # protocol 2 writes b"" as a call without arguments
     "torch.Size": lambda sizes: _integers(sizes, "the shape"),
-    "torch._utils._rebuild_parameter": lambda tensor, *_: tensor,  # the tensor itself: tied parameters stay one object
+    # the same tensor object, so that tied parameters stay tied
+    "torch._utils._rebuild_parameter": lambda tensor, *_: tensor,
     "torch._utils._rebuild_parameter_with_state": lambda tensor, *_: tensor,
     "torch.jit._pickle.restore_type_tag": lambda made, _: made,
     **{f"torch.jit._pickle.build_{kind}list": lambda made: made for kind in ("bool", "double", "int", "tensor")},
 }
-"""Our functions for names whose call gives more than a stand-in: each returns only plain data or a tensor."""
+"""Functions for the names whose call needs more than a stub: each returns plain data or a tensor."""
 
 
 def _numpy(stub: Stub) -> Any:
-    """Return NumPy's numbers as Python's and its arrays as tensors, from their bytes; other stubs as they are."""
+    """Return a pickled NumPy number as Python's number and an array as a tensor; any other stub as it is."""
     match stub.class_name.rpartition(".")[2], stub.args, stub.built:
         case "scalar" as what, (Stub() as kind, bytes(data)), _:
             shape, columns = (), False

@@ -1,6 +1,7 @@
 """A reader of safetensors files: a JSON header with offsets, then the tensors, without gaps.
 
-It copies the tensors. The library maps the file, and a file that is cut short while it is mapped ends the process.
+The tensors are copied. The safetensors library would map the file into memory, and a mapped file that is cut short ends
+the process.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ WIDTHS = {name: dtype.itemsize for name, dtype in TYPES.items()}
 
 
 def is_safetensors(head: bytes, size: int) -> bool:
-    """Return whether a file begins like safetensors, with the header's length (8 bytes) and its JSON."""
+    """Return whether a file begins like safetensors: the header's length in 8 bytes, then "{"."""
     return len(head) > 8 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= size - 8
 
 

@@ -1,1 +1,1 @@
-"""ONNX files that others exported: what they are, and what they remember."""
+"""ONNX files that others exported: finds their states and makes bundles of them."""

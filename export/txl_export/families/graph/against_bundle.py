@@ -1,7 +1,7 @@
-"""A bundle beside an ONNX file that it was not made of: both stream the same segments, each with its own states.
+"""Compares a bundle with an ONNX file that it was not made from: both stream the same segments, with their own states.
 
-What a bundle is usually compared with was made of the same weights as the bundle. Only a file from elsewhere tells that
-these are not the weights that were meant.
+A bundle's usual reference has the bundle's own weights. Only a file from elsewhere can show that these are the wrong
+weights.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ from txl_runtime.model import Model
 from txl_runtime.selftest import relative_difference
 from txl_runtime.types import Array, Arrays
 
-from txl_export.families.graph.matching import Said, Step, Wiring, match
+from txl_export.families.graph.matching import FileOptions, Step, Wiring, match
 from txl_export.families.graph.standing_in import running
 from txl_export.families.graph.take.reading import Foreign, read_foreign
 from txl_export.proof.input_source import InputSource, fitting
 from txl_export.proof.parity import Parity
 
 SEGMENTS = 200
-"""Segments that are streamed without --segments."""
+"""Segments that are streamed if --segments is not given."""
 
 
 def verify_beside(
-    open_model: Callable[[], Model], path: Path, said: Said, segments: int | None, heard: Listener
+    open_model: Callable[[], Model], path: Path, said: FileOptions, segments: int | None, listener: Listener
 ) -> Parity:
-    """Stream both, as many sequences as the file takes, from the first state on.
+    """Stream the bundle and the file, with as many sequences as the file takes, from the initial state on.
 
-    A state of the file begins as the bundle's of the same name and shape, else with zeros.
+    A state of the file begins like the bundle's state of the same name and shape, else with zeros.
 
     Args:
         open_model: opens the bundle.
-        path: the ONNX file. ONNX Runtime runs it in a process of its own, within bounds of time and memory.
-        said: of the file, which has the bundle's names but for these; its `given` are real inputs by the bundle's names
-            besides.
-        segments: how many; `SEGMENTS` without.
-        heard: hears of progress.
+        path: the ONNX file. ONNX Runtime runs it in a separate process with limits of time and memory.
+        said: names in which the file differs from the bundle. Its `given` may also hold real inputs under the bundle's
+            names.
+        segments: the number of segments; None for `SEGMENTS`.
+        listener: receives progress.
 
     Raises:
         CheckpointError: the file cannot be read.
-        UsageError: it cannot be opened, or a name of its inputs and outputs is not the bundle's.
-        CheckError: it takes other types or sizes than the bundle, or does not run with the bundle's inputs.
-        BackendError: its process died, or its time is over.
+        UsageError: the file cannot be opened, or one of its inputs or outputs has no counterpart in the bundle.
+        CheckError: the file takes other types or sizes than the bundle, or does not run with the bundle's inputs.
+        BackendError: the process died or ran out of time.
     """
     model, foreign = open_model(), read_foreign(path)
     manifest = model.manifest
@@ -66,7 +66,7 @@ def verify_beside(
     source = InputSource(manifest, samples, np.random.default_rng(0))
     worst, limit, first = dict.fromkeys(wiring.returns, 0.0), BISECT[manifest.precision], ""
     with running(foreign) as run:
-        heard.stage(f"stream beside {path.name}", count)
+        listener.stage(f"stream beside {path.name}", count)
         for segment in range(count):
             inputs = source.take(rows, length)
             found = stream.run(inputs)
@@ -79,12 +79,12 @@ def verify_beside(
                         f"{path}: gives {wiring.returns[name]} of the shape {list(other.shape)}, expected the bundle's "
                         f"{name} {list(found[name].shape)}; look whether a size was fixed when it was exported"
                     )
-                if output.role == "logprobs":  # the file's may be logits
+                if output.role == "logprobs":  # the file may return logits
                     other = torch.from_numpy(other).log_softmax(-1).numpy()
                 apart = relative_difference(found[name], other)
                 worst[name] = max(worst[name], apart)
                 first = first or (f"{name} in segment {segment + 1} of {count}" if apart > limit else "")
-            heard.advance()
+            listener.advance()
     gates = tuple(Gate(f"{name} max abs (relative)", value, limit, value <= limit) for name, value in worst.items())
     advice = (
         f"they part first at {first}: in the first segment other weights or inputs, later other states, or weights "
@@ -96,8 +96,8 @@ def verify_beside(
     )
 
 
-def _firsts(file: Foreign, wiring: Wiring, said: Said, own: Arrays, rows: int) -> dict[str, Array]:
-    """First values of the file's states that have none in the file, by the file's names."""
+def _firsts(file: Foreign, wiring: Wiring, said: FileOptions, own: Arrays, rows: int) -> dict[str, Array]:
+    """Return initial values, by the file's names, of states for which the file stores none."""
     firsts = dict[str, Array]()
     for port in [one for one in file.inputs if one.name in wiring.after and one.name not in said.given]:
         zeros = np.zeros([size if isinstance(size, int) else rows for size in port.shape])
@@ -107,7 +107,7 @@ def _firsts(file: Foreign, wiring: Wiring, said: Said, own: Arrays, rows: int) -
 
 
 def _check(samples: Arrays, manifest: Manifest) -> None:
-    """Refuse samples of some inputs alone, or of another form."""
+    """Refuse samples for only some of the inputs, or of a wrong shape."""
     if lacking := [entry.name for entry in manifest.given if samples and entry.name not in samples]:
         raise UsageError(f"--inputs has no {some(lacking)}, expected all inputs of the bundle or none; add it")
     for entry in manifest.given if samples else ():

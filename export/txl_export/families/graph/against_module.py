@@ -1,6 +1,6 @@
-"""An ONNX file that somebody else made, proven against the module that it was made of.
+"""Compares an ONNX file that somebody else made with the module that it was made from.
 
-Chains, limits and gates are those by which a bundle of the module is judged; the file stands in for that bundle.
+The file takes the place of the module's bundle: the same chains, limits and gates judge it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from txl_runtime.ladder import BISECT
 from txl_runtime.listener import Listener
 from txl_runtime.selftest import relative_difference
 
-from txl_export.families.graph.matching import Said, Step, Wiring, match
+from txl_export.families.graph.matching import FileOptions, Step, Wiring, match
 from txl_export.families.graph.standing_in import FileModel, running
 from txl_export.families.graph.take.reading import read_foreign
 from txl_export.families.own_module.loading import importable
@@ -32,26 +32,26 @@ from txl_export.proof.parity import Parity, failing
 from txl_export.proof.verification import verify_model
 
 SEQUENCES = 3
-"""Sequences that run beside each other, of a file that takes any number of them."""
+"""Sequences that run at the same time if the file takes any number."""
 
 
 def verify_file(
     path: Path,
     module: Any,
     weights: str | Path | None,
-    said: Said,
+    said: FileOptions,
     segments: int | None,
-    heard: Listener,
+    listener: Listener,
 ) -> Parity:
     """Compare an ONNX file with a module over chained segments.
 
     Args:
-        path: of the file. ONNX Runtime runs it in a process of its own, within bounds of time and memory.
-        module, weights: as `read_source`.
-        said: of the file, which has the module's names but for these; its `given` are real inputs by the module's
-            names besides.
-        segments: of the longest chain, or None.
-        heard: hears of progress and warnings.
+        path: the file. ONNX Runtime runs it in a separate process with limits of time and memory.
+        module, weights: the arguments of `read_source`.
+        said: names in which the file differs from the module. Its `given` may also hold real inputs under the module's
+            names.
+        segments: the number of segments of the longest chain, or None.
+        listener: receives progress and warnings.
 
     Raises:
         CheckError: the file cannot be this module's, or does not run where the module does.
@@ -59,7 +59,7 @@ def verify_file(
     """
     foreign = read_foreign(path)
     if whose := whose_code(module):
-        heard.warn(f"{whose} is run on this machine")
+        listener.warn(f"{whose} is run on this machine")
     spec, name = read_source(module, weights)
     if absent := [entry.name for entry in spec.states if entry.initial is None]:
         raise UsageError(
@@ -68,18 +68,20 @@ def verify_file(
         )
     samples, said = said.without({entry.name for entry in spec.inputs})
     logits = [replace(one, role=None if one.role == "logits" else one.role) for one in spec.output_specs]
-    spec = replace(spec, outputs=logits, samples=samples or spec.samples)  # what a file returns is not normalised
+    spec = replace(spec, outputs=logits, samples=samples or spec.samples)  # compare outputs as they are
     wiring = match(foreign, _step(spec), said)
-    _tell(wiring, spec, heard)
+    _tell(wiring, spec, listener)
     if half := computes_in_half(foreign.model.graph):
-        heard.warn(f"{path.name} computes in float16, so fp16's limits judge it")
+        listener.warn(f"{path.name} computes in float16, so fp16's limits judge it")
     with importable(module):
         lengths = [size for letter, size in wiring.fixed.items() if letter == "L"]
-        plan = make_plan(spec, wiring.fixed.get("B", SEQUENCES), lengths, heard)
-        heard.stage(f"open {path.name}")
+        plan = make_plan(spec, wiring.fixed.get("B", SEQUENCES), lengths, listener)
+        listener.stage(f"open {path.name}")
         with running(foreign) as run:
             model = FileModel(plan, foreign, run, wiring, "fp16" if half else "fp32")
-            found = verify_model(lambda: model, ModuleReference(plan), name, spec.samples, segments, heard, odd=False)
+            found = verify_model(
+                lambda: model, ModuleReference(plan), name, spec.samples, segments, listener, odd=False
+            )
     limit, defaults = BISECT[model.manifest.precision], foreign.model.graph.initializers
     starts = {one: defaults[port].const_value for one, port in wiring.takes.items() if port in defaults}
     found = replace(found, gates=(*found.gates, *_first_states(plan, starts, limit)))
@@ -87,7 +89,7 @@ def verify_file(
 
 
 def _step(spec: StepSpec) -> Step:
-    """A specification, to be matched."""
+    """Return the names, types and axes of a specification, for `match`."""
     takes = {one.name: (one.axes, one.module_dtype) for one in spec.inputs}
     takes |= {VALID: (Axes(("B",)), "int32")} if spec.lengths else {}
     for one in spec.states:
@@ -96,18 +98,18 @@ def _step(spec: StepSpec) -> Step:
     return Step("the module", takes, [one.name for one in spec.states], [one.name for one in spec.output_specs])
 
 
-def _tell(wiring: Wiring, spec: StepSpec, heard: Listener) -> None:
-    """Say what the file lacks."""
+def _tell(wiring: Wiring, spec: StepSpec, listener: Listener) -> None:
+    """Warn about states and inputs of the module that the file lacks."""
     for one in (*spec.inputs, *spec.states):
         if one.name not in wiring.takes:
-            heard.warn(f"the file takes nothing for {one.name}")
+            listener.warn(f"the file takes nothing for {one.name}")
     for one in spec.states:
         if wiring.takes.get(one.name, one.name) not in wiring.after:
-            heard.warn(f"the file returns nothing for state {one.name}")
+            listener.warn(f"the file returns nothing for state {one.name}")
 
 
 def _first_states(plan: Plan, starts: Mapping[str, Any], limit: float) -> list[Gate]:
-    """The gate on states for which the file has values of its own, which it takes where a call gives none."""
+    """Return a gate on the initial states that the file stores: they must equal the module's; [] if it stores none."""
     fresh, worst = fresh_states(plan.spec, plan.batch_size), 0.0
     for name, tensor in starts.items():
         if (own := fresh.get(name)) is not None:
@@ -117,7 +119,10 @@ def _first_states(plan: Plan, starts: Mapping[str, Any], limit: float) -> list[G
 
 
 def _told(found: Parity, still: set[str], limit: float) -> str:
-    """Name the segment in which the two part first, and the likely cause. `still`: states that never changed."""
+    """Return a sentence: the segment where file and module first differ, and the likely cause.
+
+    `still`: states that never changed in the file.
+    """
     for chain in found.chains:
         sides = (("output", chain.outputs, 1), ("state", chain.states, chain.chain.every))
         apart = {

@@ -1,6 +1,6 @@
-"""Describe a foreign ONNX file for `inspect`: its tables, nodes and runs, and what to type.
+"""Describes an ONNX file for `inspect`: its tables, nodes and test runs, and the command to type.
 
-The command is one that was tried: `export` begins with the same function.
+The command was tried: the first steps of `export` ran with it.
 """
 
 from __future__ import annotations
@@ -31,35 +31,35 @@ from txl_export.graphs.opsets import as_standard
 from txl_export.graphs.rewriting import REWRITES, full_name
 
 TRIED = 3.0
-"""Seconds of processor time that a command is tried for."""
+"""Seconds of processor time for trying a command."""
 
 
 @dataclass
 class GraphFacts:
-    """Everything that `inspect` says of a foreign file.
+    """Everything that `inspect` prints about an ONNX file.
 
     Attributes:
         kind: "onnx".
-        file, bytes: its name; its size with the weights beside it.
-        producer, ir_version, opsets: what wrote it, and in which versions.
-        inputs, outputs: see `Port`.
-        states, undecided: see `Paired`.
-        lasting: of each state that was followed.
-        axes: see `Axes`; None where the graph did not run.
-        forgets, contexts: inside the graph, see there.
+        file, bytes: the file's name; its size, including files of weights.
+        producer, ir_version, opsets: the program that wrote the file, and the versions of the format.
+        inputs, outputs: names, types and shapes.
+        states, undecided: the pairs that are states, and inputs that may be states.
+        lasting: the number of runs for which a change of each state lasts.
+        axes: the axes of sequences and positions; None if the graph did not run.
+        forgets, contexts: nodes that begin anew in every call, and convolutions that read earlier positions.
         settings: inputs that decide which branch of an If runs, with the numbers that they are compared with.
-        fixed: of these, the number that everything below was found with.
-        random: operators that draw numbers, and outputs that these reach.
-        frozen: nodes that join zeros to what comes in, with the operator and the sizes of the zeros.
-        history: an input with several positions of which no output has as many; "" for none.
-        unknown: operators that no graph of a bundle may have.
-        sizes: of open axes with which it ran.
-        runs: that were made.
-        seconds, memory: that these may take, in seconds and bytes.
-        stopped: why no more is known; "" where everything is.
-        command: what to type next; "" where there is nothing to export, or nothing that works is known.
-        tried: what came of trying the command; "" where `export` begins with it.
-        next: what can be done with the file, in words.
+        fixed: the value of each setting for which everything below was found.
+        random: operators that draw random numbers, and the outputs that depend on them.
+        frozen: nodes that combine constant zeros with inputs, with the operator and the shape of the zeros.
+        history: an input with several positions if no output has the same number of positions; else "".
+        unknown: operators that a bundle's graphs may not contain.
+        sizes: sizes of open axes with which the graph ran.
+        runs: the number of runs.
+        seconds, memory: limits of all runs: processor time in seconds, and bytes.
+        stopped: the reason why the examination stopped early; "" if it did not.
+        command: the export to type; "" if there is nothing to export, or no command works.
+        tried: the error when the command was tried; "" if it worked.
+        next: sentences that say what can be done with the file.
     """
 
     kind: str
@@ -93,18 +93,18 @@ class GraphFacts:
 
 
 def describe_graph(
-    path: Path, heard: Listener, seconds: float = SECONDS, asked: str = "", said: Mapping[str, str] | None = None
+    path: Path, listener: Listener, seconds: float = SECONDS, asked: str = "", said: Mapping[str, str] | None = None
 ) -> GraphFacts:
     """Read a foreign ONNX file, run its graph in a helper process, and try the command that it needs.
 
     Args:
-        path, heard: the file; hears of the stages.
-        seconds: of processor time that all runs may take together.
-        asked: what an export is to be given, where that is another path than the file's.
-        said: states that are known, by the names of inputs.
+        path, listener: the file; the receiver of progress.
+        seconds: processor time that all runs together may take.
+        asked: the path for the printed command; "" for the file's own.
+        said: known states, output by input.
 
     Raises:
-        CheckpointError: it is no ONNX model, or none that is read here.
+        CheckpointError: the file is no ONNX model, or exceeds a limit.
     """
     foreign = read_foreign(path)
     model = foreign.model
@@ -119,31 +119,31 @@ def describe_graph(
         foreign.outputs,
         seconds=seconds,
     )
-    heard.stage("open the graph in a helper process")
+    listener.stage("open the graph in a helper process")
     choices = Choices(said or {})
     with Helper(foreign, seconds) as helper:
         facts.memory = helper.memory
         try:
-            choices = _look(foreign, choices, helper, facts, heard)
+            choices = _look(foreign, choices, helper, facts, listener)
         except RunError as error:
             facts.stopped = f"ONNX Runtime does not run it: {error}"
         except (EndedError, UsageError) as error:
             facts.stopped = str(error)
         facts.runs = helper.runs
     if not facts.stopped and (facts.states or facts.undecided or facts.forgets):
-        heard.stage("try the export")
+        listener.stage("try the export")
         _try(foreign, choices, asked or str(path), facts, said or {})
     facts.next = what_next(facts)
     return facts
 
 
-def _look(foreign: Foreign, choices: Choices, helper: Helper, facts: GraphFacts, heard: Listener) -> Choices:
-    """Find out everything about a file; what an export has to be told."""
-    with helper.open(foreign.data):  # a graph that ONNX Runtime does not open is not looked at here
+def _look(foreign: Foreign, choices: Choices, helper: Helper, facts: GraphFacts, listener: Listener) -> Choices:
+    """Examine a file step by step and fill `facts`; return the options that an export needs."""
+    with helper.open(foreign.data):  # fails early if ONNX Runtime cannot open the file's own graph
         folded = _folded(foreign, helper)
     facts.frozen, structure = _nodes(foreign, facts).frozen, _nodes(folded, facts)
     facts.settings = {name: sorted({*structure.compared.get(name, ())}) for name in sorted(structure.branching)}
-    if facts.settings:  # what a setting decides is found for the number that the command has
+    if facts.settings:  # the rest is found for the value of the setting that the command will fix
         facts.fixed = {name: (numbers or [1])[0] for name, numbers in facts.settings.items()}
         folded = _folded(foreign.of(fix(foreign, facts.fixed)[0]), helper)
         structure = _nodes(folded, facts)
@@ -152,21 +152,21 @@ def _look(foreign: Foreign, choices: Choices, helper: Helper, facts: GraphFacts,
         keep_outputs(folded, replace(choices, outputs=wanted))
         folded = folded.of(folded.model)
     inputs, runner = Inputs(folded, read_structure(folded.model.graph, folded.inputs)), helper.open(folded.model)
-    heard.stage("find sizes and inputs with which it runs")
+    listener.stage("find sizes and inputs with which it runs")
     inputs.find(runner)
     facts.sizes = inputs.sizes
-    heard.stage("pair inputs and outputs")
+    listener.stage("pair inputs and outputs")
     again = runner.run(inputs.given)
     if any(again[name].tobytes() != array.tobytes() for name, array in inputs.first.items()):
         raise EndedError("two runs with the same inputs return other numbers, so that changing one tells nothing")
     found = pair(inputs, runner, choices.states)
     facts.states, facts.undecided = found.states, found.undecided
-    heard.stage("change sizes and single places")
+    listener.stage("change sizes and single places")
     behaviour = Behaviour(inputs, runner, found.states)
     facts.axes = behaviour.axes()
     if found.states:
-        heard.stage("follow changes of states", len(found.states))
-    for lasting in behaviour.lasting(heard.advance):
+        listener.stage("follow changes of states", len(found.states))
+    for lasting in behaviour.lasting(listener.advance):
         facts.lasting.append(lasting)
     known = inputs.structure.kinds.positions.items()
     longer = [name for name, axis in known if name in inputs.given and inputs.given[name].shape[axis] > 1]
@@ -184,7 +184,7 @@ def _look(foreign: Foreign, choices: Choices, helper: Helper, facts: GraphFacts,
 
 
 def _folded(foreign: Foreign, helper: Helper) -> Foreign:
-    """The graph with constants computed, or as it is where that cannot be."""
+    """Return the graph with constants computed; the graph itself if that fails."""
     with contextlib.suppress(RunError, CheckpointError):
         return foreign.of(helper.fold(foreign.model))
     return foreign
@@ -197,15 +197,18 @@ def _nodes(foreign: Foreign, facts: GraphFacts) -> Structure:
 
 
 def _unknown(graph: ir.Graph) -> list[str]:
-    """Operators that a bundle may not have and that are not rewritten; an If may vanish where sizes become numbers."""
+    """Return operators that neither a bundle may have nor the export rewrites.
+
+    An If is not listed: it may vanish when sizes become numbers.
+    """
     as_standard(graph)
     left = {full_name(node) for node in graph if not subgraphs(node) and node.op_type not in FORMS.get(node.domain, ())}
     return sorted(left - REWRITES.keys())
 
 
 def _try(foreign: Foreign, choices: Choices, source: str, facts: GraphFacts, said: Mapping[str, str]) -> None:
-    """Begin with the export as `export` does, in each way that may be right, and keep the first that works."""
-    from txl_export.families.graph.family import begun  # which imports PyTorch, and takes its time
+    """Try the first steps of `export` with each possible command, and keep the first command that works."""
+    from txl_export.families.graph.family import begin  # imports PyTorch, which takes seconds
 
     opened = bool(facts.forgets) and not any(found.fault for found in facts.forgets)
     shown = bool(facts.states or facts.undecided)
@@ -214,10 +217,10 @@ def _try(foreign: Foreign, choices: Choices, source: str, facts: GraphFacts, sai
         untold = {name: output for name, output in way.states.items() if name not in said}
         facts.command = shlex.join(_command(replace(way, states=untold), source))
         try:
-            facts.unknown = _unknown(begun(foreign, way, Silent(), TRIED).graph.graph)
+            facts.unknown = _unknown(begin(foreign, way, Silent(), TRIED).graph.graph)
         except BackendError as error:
             facts.tried = f"not tried to its end: {error}"
-            facts.unknown = [name for name in _unknown(foreign.model.graph) if "::" in name]  # which never vanish
+            facts.unknown = [name for name in _unknown(foreign.model.graph) if "::" in name]  # these never vanish
             facts.command = facts.command if not facts.unknown else ""
         except TxlError as error:
             facts.command, facts.tried = "", facts.tried or str(error)
@@ -228,7 +231,7 @@ def _try(foreign: Foreign, choices: Choices, source: str, facts: GraphFacts, sai
 
 
 def _command(choices: Choices, source: str) -> Iterator[str]:
-    """The export to type."""
+    """Yield the words of the export command."""
     yield from ("txl-deploy", "export", source, "-o", f"{Path(source).stem}.txl".replace(":", "-"))
     told = {"--fix": choices.fix, "--state": choices.states, "--window": choices.windows}
     for option, values in told.items():
@@ -241,7 +244,7 @@ def _command(choices: Choices, source: str) -> Iterator[str]:
 
 
 def what_next(facts: GraphFacts) -> str:
-    """Say in words what can be done with a file."""
+    """Return sentences that say what can be done with a file."""
     if facts.stopped:
         return "What it needs is not known, so no command is printed; docs/onnx-files.md has all options of export."
     if facts.unknown:

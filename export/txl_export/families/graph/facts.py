@@ -1,4 +1,4 @@
-"""Facts of a bundle of a foreign file, read without PyTorch; functions as in `families.registry.FamilyFacts`."""
+"""Facts about a bundle of an ONNX file, without PyTorch: implements `families.registry.FamilyFacts`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from txl_runtime.bundle.manifest import Manifest
 
 
 def takes(source: object) -> bool:
-    """An ONNX file, or a folder that LEAPP wrote."""
+    """Return whether a source is an ONNX file or a folder that LEAPP wrote."""
     if not isinstance(source, str | Path):
         return False
     from txl_export.families.graph.take.leapp import (
-        is_leapp,  # which imports PyTorch, and bundles are described without
+        is_leapp,  # imported here because it imports PyTorch, which describing a bundle must not need
     )
 
     path = Path(source)
@@ -20,7 +20,7 @@ def takes(source: object) -> bool:
 
 
 def facts(manifest: Manifest) -> dict[str, str]:
-    """Notes that the export made of the file, by the words that `inspect` shows."""
+    """Return the export's notes on the file, by the labels that `inspect` shows."""
     names = {"file": "file", "rate": "steps a second", "opened": "opened", "settled": "fixed"}
     names |= {"lockstep": "in lockstep because", "fixed": "B is fixed because"}
     return {shown: str(manifest.family[name]) for name, shown in names.items() if manifest.family.get(name)}

@@ -1,7 +1,7 @@
-"""A foreign ONNX file as a family: from the file to a bundle, and a bundle against the file itself.
+"""An ONNX file as a family: exports it, and verifies a bundle against the file.
 
-The functions are those of `families.registry.Family`. What stands for the file is a module
-(`take.file_module.FileModule`), so that plan, proof and writing are those of a model of the user's own.
+Implements `families.registry.Family`. A module that calls the file (`take.file_module.FileModule`) takes its place, so
+planning, proof and writing are the same as for a user's own module.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from txl_runtime.sandbox.process import EndedError
 
 from txl_export.families.graph.find.stepping import Choices, find_step, keep_outputs, segment_axes
 from txl_export.families.graph.open.caches import by_hand, window_caches
-from txl_export.families.graph.open.chaining import Opened, check_opened, divisible
+from txl_export.families.graph.open.chaining import OpenedGraph, check_opened, divisible
 from txl_export.families.graph.open.hidden import open_hidden
 from txl_export.families.graph.take.capturing import capturing
 from txl_export.families.graph.take.file_module import Call, FileModule, FileStep, caller
@@ -48,18 +48,21 @@ from txl_export.proof.parity import Parity
 from txl_export.proof.threads import engine_threads
 
 SECONDS = 3600.0
-"""Seconds of processor time for all runs of the file and all folding of its graph."""
+"""Seconds of processor time for all runs of the file and for folding its graphs."""
 SOURCE = "the file itself"
 
 
 @dataclass
-class Taken:
-    """A file that was taken over as a step.
+class ForeignStep:
+    """An ONNX file as a step.
 
     Attributes:
-        graph: of the file, with settings fixed, constants folded and hidden states open.
-        step, module: what that takes and returns, and a module that computes it.
-        whole: runs the file itself; of one with hidden states, over any number of positions.
+        foreign: the file.
+        graph: its graph with settings fixed, constants folded and hidden states made explicit.
+        step: the tables of `graph`.
+        module: a module that computes `graph`.
+        helper: the process that runs graphs.
+        whole: runs the file itself; if states are hidden, with any number of positions.
         opened: the states that were hidden; None without --open.
     """
 
@@ -69,7 +72,7 @@ class Taken:
     module: FileModule
     helper: Helper
     whole: Call
-    opened: Opened | None
+    opened: OpenedGraph | None
 
     @property
     def spec(self) -> StepSpec:
@@ -77,8 +80,8 @@ class Taken:
         return self.step.spec(self.module)
 
 
-def prepare(source: str | Path, options: ExportOptions, heard: Listener) -> PreparedStep:
-    """See `Family`."""
+def prepare(source: str | Path, options: ExportOptions, listener: Listener) -> PreparedStep:
+    """Find the file's states and plan its bundle (see `Family.prepare`)."""
     options.refuse((*FOR_CHECKPOINTS, "config", "weights", "growth"), "a model in PyTorch, and this is an ONNX file")
     if options.precision in QUANTISED:
         raise UsageError(
@@ -97,13 +100,13 @@ def prepare(source: str | Path, options: ExportOptions, heard: Listener) -> Prep
         tuple(options.outputs),
         options.windows or {},
     )
-    taken = take(read_foreign(leapp.path), choices, heard)
+    taken = take(read_foreign(leapp.path), choices, listener)
     asked = options.batch_sizes if options.batch_size != () else (taken.step.sequences or 1,)
     spec, vocabulary = with_data(by_position(taken.spec, options.segment_lengths), options)
-    plan = planned(taken, spec, asked, options.segment_lengths, heard)
+    plan = planned(taken, spec, asked, options.segment_lengths, listener)
     half = options.precision is None and computes_in_half(taken.foreign.model.graph)
     if half:
-        heard.warn("the file computes in float16, so fp16's limits judge it; --precision fp32 asks for more")
+        listener.warn("the file computes in float16, so fp16's limits judge it; --precision fp32 asks for more")
     family = {
         "name": "graph",
         "file": taken.foreign.path.name,
@@ -114,6 +117,7 @@ def prepare(source: str | Path, options: ExportOptions, heard: Listener) -> Prep
         },
         "fix": {name: np.asarray(value).tolist() for name, value in choices.fix.items()},
         "rate": leapp.rate,
+        **leapp.facts,
         "open": choices.open,
         "initial": {
             side.port: f"initial.{side.spec.name}" for side, _ in taken.step.states if side.port in choices.initial
@@ -142,8 +146,8 @@ def prepare(source: str | Path, options: ExportOptions, heard: Listener) -> Prep
     )
 
 
-def verify(request: VerifyRequest, heard: Listener) -> tuple[Parity, None]:
-    """See `Family`: with the file it is compared with the file; without, its stored vectors are replayed."""
+def verify(request: VerifyRequest, listener: Listener) -> tuple[Parity, None]:
+    """Compare a bundle with its file, or without --checkpoint replay its stored vectors (see `Family.verify`)."""
     bundle, manifest, backend = request.bundle, request.bundle.manifest, request.backend
     if request.module is not None or request.weights is not None:
         raise UsageError(
@@ -153,8 +157,8 @@ def verify(request: VerifyRequest, heard: Listener) -> tuple[Parity, None]:
     with runnable(bundle.path, manifest, "cpu" if emulated else backend) as folder:
         opener = partial(load_bundle, folder, "cpu" if emulated else backend, engine_threads(manifest, request.threads))
         if request.checkpoint is None:
-            heard.warn("the bundle's own vectors are replayed; --checkpoint FILE.onnx compares it with the file")
-            return replay_vectors(opener, manifest.precision, heard), None
+            listener.warn("the bundle's own vectors are replayed; --checkpoint FILE.onnx compares it with the file")
+            return replay_vectors(opener, manifest.precision, listener), None
         told, first = manifest.family, read_weight_file(bundle.file(manifest.weights))
         starts = {port: first[name].numpy() for port, name in told["initial"].items()}
         axes = told["batch_axes"], told["position_axes"]
@@ -162,29 +166,29 @@ def verify(request: VerifyRequest, heard: Listener) -> tuple[Parity, None]:
             told["states"], told["fix"], told["open"], starts, *axes, tuple(told["outputs"]), told["windows"]
         )
         path = read_leapp(request.checkpoint).path if is_leapp(request.checkpoint) else request.checkpoint
-        taken = take(read_foreign(path), choices, heard)
+        taken = take(read_foreign(path), choices, listener)
         spec = by_position(taken.spec, manifest.segment_lengths)
-        check_same_module(spec, request.checkpoint.name, bundle, heard)
-        plan = planned(taken, spec, (manifest.batch_size,), manifest.segment_lengths, heard)
-        return verify_step(opener, plan, SOURCE, request.segments, heard, EMULATED if emulated else None), None
+        check_same_module(spec, request.checkpoint.name, bundle, listener)
+        plan = planned(taken, spec, (manifest.batch_size,), manifest.segment_lengths, listener)
+        return verify_step(opener, plan, SOURCE, request.segments, listener, EMULATED if emulated else None), None
 
 
-def take(foreign: Foreign, choices: Choices, heard: Listener, seconds: float = SECONDS) -> Taken:
-    """Take a file over: settings fixed, hidden states open where that is asked for, its states found.
+def take(foreign: Foreign, choices: Choices, listener: Listener, seconds: float = SECONDS) -> ForeignStep:
+    """Make a step of a file: fix settings, make hidden states explicit if asked for, and find the states.
 
     Args:
-        foreign, choices: the file, and what the user says of it.
-        heard: hears of the stages.
-        seconds: of processor time that all runs may take together.
+        foreign, choices: the file, and the options of its export.
+        listener: receives progress.
+        seconds: processor time that all runs together may take.
 
     Raises:
-        TxlError: it cannot be run, or made a step.
+        TxlError: the file cannot be run or made a step.
     """
     path = foreign.path
-    heard.stage("open the file in a helper process")
+    listener.stage("open the file in a helper process")
     helper = Helper(foreign, seconds)
     try:
-        return _taken(foreign, choices, helper, heard)
+        return _taken(foreign, choices, helper, listener)
     except BaseException as error:
         helper.close()
         if isinstance(error, RunError):
@@ -198,21 +202,21 @@ def take(foreign: Foreign, choices: Choices, heard: Listener, seconds: float = S
         raise
 
 
-def begun(foreign: Foreign, choices: Choices, heard: Listener, seconds: float) -> Taken:
-    """Begin with an export as `prepare` does, within so much processor time, and leave it at that.
+def begin(foreign: Foreign, choices: Choices, listener: Listener, seconds: float) -> ForeignStep:
+    """Do the first steps of an export, within `seconds` of processor time, and write nothing.
 
     Raises:
         TxlError: `prepare` would raise it.
     """
-    taken = take(foreign, choices, heard, seconds)
+    taken = take(foreign, choices, listener, seconds)
     try:
-        planned(taken, taken.spec, (taken.step.sequences or 1,), (), heard)
+        planned(taken, taken.spec, (taken.step.sequences or 1,), (), listener)
     finally:
         taken.helper.close()
     return taken
 
 
-def _taken(foreign: Foreign, choices: Choices, helper: Helper, heard: Listener) -> Taken:
+def _taken(foreign: Foreign, choices: Choices, helper: Helper, listener: Listener) -> ForeignStep:
     path, opened, segment = foreign.path, None, dict[str, int]()
     runner = helper.open(foreign.data)
     fixed, constants = fix(foreign, choices.fix)
@@ -220,14 +224,14 @@ def _taken(foreign: Foreign, choices: Choices, helper: Helper, heard: Listener) 
     if choices.outputs:
         keep_outputs(foreign.of(graph), choices)
     if unread := drop_unread(graph, choices.states):
-        heard.warn(f"nothing reads {some([*unread])}, so that the bundle does not take it")
+        listener.warn(f"nothing reads {some([*unread])}, so that the bundle does not take it")
     whole = caller(runner, path, constants | unread)
     if cuts := window_caches(graph, choices.windows, choices.states, helper.fold):
         whole = by_hand(whole, cuts)
     if choices.open:
         with helper.open(graph) as runner:
             segment = segment_axes(foreign.of(graph), choices.position_axes, runner)
-        opened = Opened(
+        opened = OpenedGraph(
             graph, open_hidden(graph, segment, helper.fold), lambda made: caller(helper.open(made), path, {})
         )
         if not opened.hidden:
@@ -239,15 +243,17 @@ def _taken(foreign: Foreign, choices: Choices, helper: Helper, heard: Listener) 
     pairs = {one.input: one.output for one in hidden}
     states = {**choices.states, **{cut.input: cut.output for cut in cuts}}
     known = replace(choices, initial={**initial, **choices.initial}, states=states)
-    step = find_step(foreign.of(graph), known, pairs, segment, inner, heard)
+    step = find_step(foreign.of(graph), known, pairs, segment, inner, listener)
     call = caller(inner, path, {}) if hidden else whole
     number = int(hashlib.sha256(packed(graph)).hexdigest()[:12], 16)
     module = FileModule(step, call, graph.graph, number)
-    return Taken(foreign, graph, step, module, helper, whole, opened)
+    return ForeignStep(foreign, graph, step, module, helper, whole, opened)
 
 
-def planned(taken: Taken, spec: StepSpec, batches: Sequence[int], lengths: Sequence[int], heard: Listener) -> Plan:
-    """The plan of a bundle, whose segments are shown to be what the file computes of all their positions at once."""
+def planned(
+    taken: ForeignStep, spec: StepSpec, batches: Sequence[int], lengths: Sequence[int], listener: Listener
+) -> Plan:
+    """Plan the bundle, and check that its segments compute what the file computes for all their positions at once."""
     fixed, (batch, *more) = taken.step.sequences, batches
     if more or (fixed is not None and batch != fixed):
         told = ", ".join(map(str, batches))
@@ -265,10 +271,10 @@ def planned(taken: Taken, spec: StepSpec, batches: Sequence[int], lengths: Seque
             f"--segment-length is {wrong[0]}, expected {positions}: a call of the file is {positions} position"
             f"{'s' * (positions > 1)}, as far as its axes show; leave it out, or give --position-axis NAME=N"
         )
-    plan = make_plan(spec, batch, lengths, heard)
+    plan = make_plan(spec, batch, lengths, listener)
     dynamic = any(node.op_type == "DynamicQuantizeLinear" for node in taken.graph.graph)
     if plan.joint and dynamic:
-        heard.warn(
+        listener.warn(
             "DynamicQuantizeLinear computes one scale for all sequences of a call, so that each changes what others "
             "get; --batch-size 1 makes a bundle in which none does, quantize_static a file without such scales"
         )
@@ -280,12 +286,12 @@ def planned(taken: Taken, spec: StepSpec, batches: Sequence[int], lengths: Seque
                 f"segments of {longest} give; give one --segment-length"
             )
         why = ", because DynamicQuantizeLinear computes one scale for a whole call" if dynamic else ""
-        heard.warn(
+        listener.warn(
             f"positions one by one do not give what a segment of {longest} gives{why}: the bundle takes segments of "
             f"{longest} alone; --segment-length 1 makes one that takes single positions"
         )
-        plan = make_plan(spec, batch, (longest,), heard)
+        plan = make_plan(spec, batch, (longest,), listener)
     if taken.opened:
-        heard.stage("compare chains of segments with the file's run over all positions")
+        listener.stage("compare chains of segments with the file's run over all positions")
         check_opened(plan.spec, taken.step, batch, plan.segment_lengths, taken.whole, taken.opened)
     return plan

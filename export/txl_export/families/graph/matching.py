@@ -1,4 +1,4 @@
-"""Names that a foreign graph shares with a step: inputs, outputs and states by equal names, or as the user says."""
+"""Matches inputs, outputs and states of an ONNX graph with those of a step: by equal names, or as the user says."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from txl_export.families.graph.find.naming import likeness
 from txl_export.families.graph.take.reading import Foreign, Port
 
 MOST = 64
-"""Names that a message lists."""
+"""Maximum number of names that a message lists."""
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,10 @@ class Step:
 
     Attributes:
         whose: "the module" or "the bundle", for messages.
-        takes: axes and type of inputs and states; an axis of another text than "B" and "L" has to be open.
-        states: the names of those that are states.
-        gives: names of what is returned beside states.
-        more: whether the file may have states that the step has not.
+        takes: axes and dtype of inputs and states; an axis named otherwise than "B" or "L" must be open in the file.
+        states: the names in `takes` that are states.
+        gives: names of the outputs, without states.
+        more: whether the file may have additional states.
     """
 
     whose: str
@@ -37,35 +37,35 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Said:
+class FileOptions:
     """The user's options for a file.
 
     Attributes:
-        rename: names of the file's inputs and outputs, and the step's for the same.
-        pairs: inputs of the file that are states, with the outputs that are their next values.
-        given: by the file's names, what it takes besides in every call; of a state, what it begins with.
+        rename: the step's name for an input or output of the file.
+        pairs: for a state's input in the file, the output that is its next value.
+        given: arrays by the file's names: a constant input of every call, or a state's initial value.
     """
 
     rename: Mapping[str, str]
     pairs: Mapping[str, str]
     given: Arrays
 
-    def without(self, names: Collection[str]) -> tuple[dict[str, Array], Said]:
-        """Split off what is given under these names of a step's inputs: real inputs, and the options without them."""
+    def without(self, names: Collection[str]) -> tuple[dict[str, Array], FileOptions]:
+        """Return the arrays that `given` holds for these names of a step's inputs, and the options without them."""
         samples = {name: values for name, values in self.given.items() if name in names}
         return samples, replace(self, given={name: one for name, one in self.given.items() if name not in names})
 
 
 @dataclass(frozen=True)
 class Wiring:
-    """The way in which a file is fed and read in the place of a step.
+    """The correspondence of a file's inputs and outputs with a step's.
 
     Attributes:
-        takes, returns: the file's names of a step's inputs and states, and of its outputs, by the step's names.
-        after: outputs of the file that are next values, by the inputs of the file that they are fed back to; where the
-            file has no such input, by the name of the step's state.
-        given: see `Said`.
-        fixed: how many sequences ("B") and positions ("L") the file takes, where that is one number.
+        takes, returns: the file's name for each input or state, and for each output, of the step.
+        after: the output that is the next value of a state, by the name of the state's input in the file; by the step's
+            name if the file has no such input.
+        given: arrays by the file's names, see `FileOptions`.
+        fixed: the number of sequences ("B") and positions ("L") that the file fixes.
     """
 
     takes: Mapping[str, str]
@@ -75,16 +75,16 @@ class Wiring:
     fixed: Mapping[str, int]
 
     def feeds(self, values: Arrays) -> dict[str, Array]:
-        """Arrays by the file's names, for a step's inputs and states by the step's names."""
+        """Return arrays by the file's names, for inputs and states by the step's names."""
         return {**self.given, **{port: values[name] for name, port in self.takes.items()}}
 
 
-def match(foreign: Foreign, step: Step, said: Said) -> Wiring:
-    """Match a file with a step: `h_in` of the file is the step's `h_in`, or its `h` where that is said.
+def match(foreign: Foreign, step: Step, said: FileOptions) -> Wiring:
+    """Match a file with a step: `h_in` of the file is the step's `h_in`, or its `h` if `said` renames it.
 
     Raises:
-        UsageError: names without a match; all are listed, with the options to paste.
-        CheckError: under one name the file takes another type or other sizes than the step.
+        UsageError: some names have no match; the message lists them, with options to paste.
+        CheckError: under one name the file takes a different type or different sizes than the step.
     """
     where, wanted = str(foreign.path), {*said.rename, *said.pairs, *said.given, *step.takes}
     ports = {one.name: one for one in (*foreign.inputs, *(one for one in foreign.optional if one.name in wanted))}
@@ -118,7 +118,7 @@ def match(foreign: Foreign, step: Step, said: Said) -> Wiring:
 
 
 def _fixed(axes: Axes, dtype: str, port: Port) -> list[tuple[str, int]] | None:
-    """The numbers of sequences ("B") and of positions ("L") that a file fixes in an input; None where it is another."""
+    """Return the sizes that a file fixes for "B" and "L" in an input; None if its shape or dtype does not fit."""
     if len(port.shape) != len(axes.shape) or kind(port.dtype) != kind(dtype):
         return None
     numbers = [(own, size) for own, size in zip(axes.shape, port.shape, strict=True) if isinstance(size, int)]
@@ -128,12 +128,12 @@ def _fixed(axes: Axes, dtype: str, port: Port) -> list[tuple[str, int]] | None:
 
 
 def kind(dtype: str) -> str:
-    """The kind of a type's values: f, i or b."""
+    """Return the kind of a dtype: "f" for floats, "i" for integers, "b" for bool."""
     return dtype[:1].replace("u", "i")
 
 
-def _check_names(where: str, ports: Mapping[str, Port], results: Sequence[str], step: Step, said: Said) -> None:
-    """Refuse names that are nobody's."""
+def _check_names(where: str, ports: Mapping[str, Port], results: Sequence[str], step: Step, said: FileOptions) -> None:
+    """Refuse options with names that neither the file nor the step has."""
     own = list(dict.fromkeys((*step.takes, *step.states, *step.gives)))
     wrong = [one for one in (*said.rename, *said.pairs.values()) if one not in ports and one not in results]
     wrong += [one for one in (*said.pairs, *said.given) if one not in ports]
@@ -146,7 +146,10 @@ def _check_names(where: str, ports: Mapping[str, Port], results: Sequence[str], 
 
 
 def _check_complete(foreign: Foreign, step: Step, ports: Mapping[str, Port], found: Wiring) -> None:
-    """Refuse names without a match; the file may lack what it does not read, and what it does not change."""
+    """Refuse names without a match.
+
+    The file may lack inputs that it would not read, and outputs of states that it would not change.
+    """
     used = {*found.takes.values(), *found.returns.values(), *found.after, *found.after.values(), *found.given}
     left = [one.name for one in foreign.inputs if one.name not in used]
     free = {one.name: one for one in foreign.outputs if one.name not in used}
@@ -179,7 +182,10 @@ def _check_complete(foreign: Foreign, step: Step, ports: Mapping[str, Port], fou
 
 
 def _guess(theirs: Iterable[str], ours: Iterable[str], fits: Callable[[str, str], bool]) -> dict[str, str]:
-    """Which of the file's may be which of a step's: of those that fit the one most alike by name, else the first."""
+    """Return a name of a step for each of the file's: of those that fit, the one most alike by name, else the first.
+
+    E.g. {"h_in": "h", "c_in": "c"}. A name of the step that nothing fits is left out.
+    """
     left, found = [*theirs], dict[str, str]()
     for name in ours:
         if able := [one for one in left if fits(one, name)]:

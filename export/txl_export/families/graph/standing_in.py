@@ -1,6 +1,6 @@
-"""A foreign graph in the place of a bundle: what a proof asks of a loaded model, answered by the file.
+"""Puts an ONNX graph in the place of a bundle: the proof's loaded model runs the file.
 
-Its states are fed back here. A sequence that is idle keeps its state, whatever the file returns for it.
+States are fed back here. An idle sequence keeps its state, whatever the file returns.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ from txl_export.families.own_module.plan import Plan
 from txl_export.families.own_module.spec import VALID
 
 SECONDS = 600.0
-"""Seconds of processor time for all runs of a file, and as many for what this process does between them."""
+"""Seconds of processor time for all runs of a file, and the same again for this process between the runs."""
 Run = Callable[[Arrays], Arrays]
 
 
 @contextmanager
 def running(foreign: Foreign) -> Iterator[Run]:
-    """Open a foreign graph in a helper process. It is given arrays by name, which are cast to the graph's types.
+    """Open an ONNX graph in a helper process; yield a function that runs it with arrays by name, cast to the graph's
+    dtypes.
 
     Raises:
         UsageError: ONNX Runtime does not open it, or an array cannot be cast.
-        CheckError: it does not run with what it is given.
-        BackendError: its process died, or its time is over.
+        CheckError: the graph does not run with the arrays.
+        BackendError: the process died or ran out of time.
     """
     types = {port.name: port.dtype for port in (*foreign.inputs, *foreign.optional)}
 
@@ -66,7 +67,7 @@ def running(foreign: Foreign) -> Iterator[Run]:
 
 def _cast(path: Path, name: str, values: Array, kind: str) -> Array:
     try:
-        with np.errstate(all="ignore"):  # NaN is no whole number, and half precision has no large ones
+        with np.errstate(all="ignore"):  # casting NaN to an integer, or a large number to half precision
             return values.astype(kind)
     except (TypeError, ValueError):
         told = f"{name} is {kind or 'no tensor'}, which no array is made of {values.dtype}"
@@ -74,10 +75,10 @@ def _cast(path: Path, name: str, values: Array, kind: str) -> Array:
 
 
 class FileEngine(Engine):
-    """See `Engine`: it runs the file, whatever the program.
+    """An `Engine` that runs the file, whatever the program.
 
     Attributes:
-        still: states that came back as they went in, in all runs so far.
+        still: states that have come back unchanged in all runs so far.
     """
 
     least_rows = 1
@@ -101,7 +102,7 @@ class FileEngine(Engine):
         return call
 
     def kept(self, program: Program) -> Collection[str]:
-        return ()  # `_next` keeps them
+        return ()  # `_next` keeps idle sequences' states
 
     def run(self, program: Program, inputs: Arrays) -> Arrays:
         states = self._manifest.states
@@ -117,7 +118,7 @@ class FileEngine(Engine):
         return returned
 
     def _next(self, state: StateTensor, found: Arrays, values: Arrays) -> Array:
-        """The state after a run, that before it of idle sequences; the same of all where the file returns none."""
+        """Return a state after a run: unchanged for idle sequences, and for all if the file does not return it."""
         before, valid = values[state.name], values.get(VALID)
         after = found.get(self._ports[state.output], before)
         if after.shape != before.shape or not np.array_equal(after, before):
@@ -135,14 +136,14 @@ class FileEngine(Engine):
         )
 
     def release_pages(self) -> None:
-        """See `Engine`; no pages are mapped here."""
+        """Do nothing: no pages are mapped here."""
 
 
 class FileModel(Model):
     """The file as a loaded bundle.
 
     Attributes:
-        engine: that runs it.
+        engine: runs the file.
     """
 
     def __init__(self, plan: Plan, foreign: Foreign, run: Run, wiring: Wiring, precision: str) -> None:
@@ -159,7 +160,7 @@ class FileModel(Model):
 
 
 def _manifest(plan: Plan, foreign: Foreign, wiring: Wiring, precision: str) -> Manifest:
-    """The tables of a bundle of the module, whose programs are all the file's graph."""
+    """Return the manifest of a bundle of the module; each program's graph is the file."""
     networks = {one.length: StepNetwork(plan, one, open_rows=True) for one in plan.transitions}
     programs = [
         Program(

@@ -1,1 +1,1 @@
-"""The user's own module: a step with state, exported as it is and compared with itself."""
+"""Models of the user's own: a module with state is exported as it is and compared with itself."""

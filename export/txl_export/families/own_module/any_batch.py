@@ -1,7 +1,8 @@
-"""Graphs that take any number of sequences up to B, made of those that were captured with B of them, where they can be.
+"""Opens the batch axis of captured graphs: they then take any number of sequences up to B, if the module allows it.
 
-Each is captured again with one sequence more, which shows what in it follows from B (`graphs.opening`). What comes of
-that is run with few sequences, with many, and with some of them idle, and compared with the module, which ran with B.
+A step is captured a second time with B + 1 sequences; the differences show which sizes follow from B
+(`graphs.opening`). The opened graph runs with few, with many and with idle sequences, and is compared with the module,
+which ran with B.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ from txl_export.families.own_module.stages import Stage, Transition, shapes_of
 from txl_export.graphs.opening import FixedBatchError, open_batch
 
 EVERY = 8
-"""Up to so many sequences every number is tried, beyond them powers of two, B and the number before it."""
+"""Every number of sequences from 1 to 8 is tried; above that only powers of two, B - 1 and B, to save time."""
 
 
 def may_be_open(plan: Plan) -> bool:
-    """Whether graphs may leave B open: not where the sequences run all or none, or where there is one."""
+    """Return whether graphs may leave B open: sequences are independent, and B is at least two."""
     return plan.batch_size > 1 and plan.streams == "independent"
 
 
 def leave_open(plan: Plan, found: Sequence[Captured]) -> str:
-    """Leave B open in the graphs of all programs of a step; or in none, and say why one of them needs its B."""
+    """Open the batch axis in the graphs of all programs, or in no graph; return the reason, "" if all were opened."""
     others = []
     for program in found:
         try:
@@ -49,10 +50,13 @@ def leave_open(plan: Plan, found: Sequence[Captured]) -> str:
 
 
 def _tried(plan: Plan, found: Captured) -> ir.Model:
-    """The graph of B + 1 sequences, with which a copy of the program's graph was opened and tried.
+    """Open the batch axis in a copy of the program's graph and compare it with the module.
+
+    Returns:
+        The graph of B + 1 sequences, with which `open_batch` opens the program's own graph.
 
     Raises:
-        FixedBatchError: the graph is of one number of sequences, or with fewer it computes something else.
+        FixedBatchError: the graph works for one number of sequences only, or computes something else with fewer.
     """
     model, network, other = found.model.clone(), found.network, _of_one_more(plan, found)
     open_batch(model, other, plan.batch_size)
@@ -65,20 +69,20 @@ def _tried(plan: Plan, found: Captured) -> ir.Model:
 
 
 def _of_one_more(plan: Plan, found: Captured) -> ir.Model:
-    """The graph of B + 1 sequences."""
+    """Return the graph of the program with B + 1 sequences; raise FixedBatchError if it cannot be captured."""
     count = plan.batch_size + 1
     try:
         network, examples = of_sequences(plan, found.network.length, count)
         return found.again(network, examples[0])
-    except Exception as error:  # the user's code may be of one B, and torch raises many kinds
+    except Exception as error:  # the user's code may allow only one B, and torch raises many kinds
         raise FixedBatchError(f"it cannot be captured with B + 1 = {count}: {one_line(error)}") from error
 
 
 def of_sequences(plan: Plan, length: int, count: int, tries: int = 1) -> tuple[StepNetwork, list[Example]]:
-    """The network of another number of sequences than a plan's, and examples of it.
+    """Return the network of a plan with `count` sequences in place of B, and `tries` examples of it.
 
     Raises:
-        TxlError: the module does not take them.
+        TxlError: the module does not take this number of sequences.
     """
     more = replace(plan, batch_size=count)
     stage = Stage(0, shapes_of(fresh_states(more.spec, count)))
@@ -88,6 +92,6 @@ def of_sequences(plan: Plan, length: int, count: int, tries: int = 1) -> tuple[S
 
 
 def _counts(batch_size: int) -> list[int]:
-    """The numbers of sequences that a graph is tried with."""
+    """Return the numbers of sequences that a graph is tried with; see `EVERY`."""
     powers = [2**power for power in range(batch_size.bit_length())]
     return sorted({*range(1, min(batch_size, EVERY) + 1), *powers, batch_size - 1, batch_size})

@@ -1,4 +1,4 @@
-"""The attributes of a module: declared ones set and read by their path, all of them recorded, compared and put back."""
+"""Reads and sets a module's attributes by dotted path; records, compares and restores all of them."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ import torch
 from torch import Tensor, nn
 
 _OWN_KEYS = frozenset(vars(nn.Module()))
-"""Attributes that every module has."""
+"""Names of the attributes that every module has."""
 _PARTS = ("_parameters", "_buffers", "_modules")
 _DEPTH = 12
 GONE = object()
-"""In the place of a value: nothing stands there."""
+"""Stands for the value at a path where there is no attribute or item."""
 _MOST = 2 * 1024**3
-"""Bytes of parameters that are copied to be put back."""
+"""Maximum number of bytes of parameters that `ModuleCopy` copies: 2 GiB."""
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
 _NO_DATA = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, torch.dtype)
 
 
 def value_at(root: Any, path: str) -> Any:
-    """What stands at a dotted path; whole numbers index lists, and keys open dictionaries.
+    """Return the value at a dotted path: "layers.0.cache" reads root.layers[0].cache, or root.layers[0]["cache"].
 
     Raises:
-        LookupError: nothing does.
+        LookupError: there is no value at this path.
     """
     found = root
     for part in path.split("."):
@@ -38,11 +38,11 @@ def value_at(root: Any, path: str) -> Any:
 
 
 def put(root: Any, path: str, value: Any) -> None:
-    """Set what stands at a dotted path, or with `GONE` take it away.
+    """Set the value at a dotted path; the value `GONE` deletes the attribute or item.
 
     Raises:
-        LookupError: there is no such place.
-        TypeError, AttributeError: it cannot be set, as in a tuple.
+        LookupError: the path leads nowhere.
+        TypeError, AttributeError: the value cannot be set, e.g. in a tuple.
     """
     before, _, last = path.rpartition(".")
     owner = value_at(root, before) if before else root
@@ -56,7 +56,7 @@ def put(root: Any, path: str, value: Any) -> None:
 
 
 def place_in_python(root: Any, path: str) -> str:
-    """A path as Python has it, such as model.layers[1].cache["keys"]."""
+    """Return a path as Python writes it, e.g. model.layers[1].cache["keys"]."""
     place, owner = "model", root
     for part in path.split("."):
         if part.isdigit() and not (isinstance(owner, dict) and part in owner):
@@ -80,25 +80,30 @@ def _step(owner: Any, part: str, path: str) -> Any:
 
 
 def _key(owner: Mapping[Any, Any], part: str) -> Any:
-    """A dictionary's key as it is written in a path."""
+    """Return the dictionary's key for a part of a path: the text itself, or the number 3 for "3"."""
     return int(part) if part not in owner and part.isdigit() and int(part) in owner else part
 
 
 def leaves(root: Any) -> dict[str, Any]:
-    """Every tensor and every plain value reachable from a module or a dictionary, by path."""
+    """Return every tensor and every plain value that can be reached from a module or a dictionary, by path."""
     return {path: value for path, value in _reachable(root) if isinstance(value, (Tensor, *_PLAIN))}
 
 
 def same(one: Any, other: Any) -> bool:
-    """True of two leaves of one type that are equal; of tensors every value, NaN at the same places."""
+    """Return whether two leaves have one type and equal values; NaN equals NaN."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return one is other or (one.dtype == other.dtype and same_bits(one, other))
     return type(one) is type(other) and (one == other or (one != one and other != other))
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors hold the same values, NaN at the same places included."""
-    if torch.sparse_coo in (one.layout, other.layout):  # which torch.equal does not take
+    """Return whether two tensors have one shape and equal values; NaN equals NaN, and 0 equals -0.
+
+    Example:
+        >>> same_bits(torch.tensor([0.0, torch.nan]), torch.tensor([-0.0, torch.nan]))
+        True
+    """
+    if torch.sparse_coo in (one.layout, other.layout):  # torch.equal takes no sparse tensor
         one, other = one.to_dense(), other.to_dense()
     if torch.equal(one, other):
         return True
@@ -106,7 +111,10 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
 
 
 def _reachable(root: Any, scripts: bool = True) -> Iterator[tuple[str, Any]]:
-    """Everything reachable with its path, each object once; `scripts`: also what is in modules of TorchScript."""
+    """Yield each object that can be reached from `root`, once, with its path.
+
+    `scripts`: look into TorchScript modules, too.
+    """
     seen: set[int] = set()
 
     def inside(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
@@ -126,10 +134,14 @@ def _reachable(root: Any, scripts: bool = True) -> Iterator[tuple[str, Any]]:
 
 
 def _items(value: Any) -> Iterator[tuple[str, Any]]:
-    """What is directly inside a module, a container or an object."""
+    """Yield the name and value of each item directly inside a module, a container, an array or an object.
+
+    E.g. ("0", x) and ("1", y) for the list [x, y], or ("weight", w) for a layer's parameter.
+    """
     if isinstance(value, nn.Module):
         for part in _PARTS:
-            yield from list(vars(value).get(part, {}).items())  # what torch.jit traced has none
+            # a module that torch.jit traced has no such dictionaries
+            yield from list(vars(value).get(part, {}).items())
         yield from ((name, item) for name, item in list(vars(value).items()) if name not in _OWN_KEYS)
     elif isinstance(value, dict):
         yield from ((str(key), item) for key, item in list(value.items()))
@@ -142,12 +154,12 @@ def _items(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _named(value: Any) -> dict[str, Any]:
-    """An object's attributes, those in slots as well."""
+    """Return an object's attributes by name, including those in `__slots__`."""
     return _slots(value) | (dict(vars(value)) if hasattr(value, "__dict__") else {})
 
 
 def _slots(owner: Any) -> dict[str, Any]:
-    """An object's attributes that it has in `__slots__`."""
+    """Return an object's attributes that are stored in `__slots__`, by name."""
     found = {}
     for kind in type(owner).__mro__:
         slots = kind.__dict__.get("__slots__", ())
@@ -161,10 +173,7 @@ def _slots(owner: Any) -> dict[str, Any]:
 
 @contextmanager
 def untouched(module: nn.Module) -> Iterator[None]:
-    """Whatever is done in here, the module has its attributes afterwards that it had before: caches, modes, lists.
-
-    Contents of tensors are not put back.
-    """
+    """Restore the module's attributes (caches, modes, lists) after the block, except contents of tensors."""
     held = list(_containers(module))
     try:
         yield
@@ -172,12 +181,13 @@ def untouched(module: nn.Module) -> Iterator[None]:
         _put_back(held)
 
 
-class Kept:
-    """A module as it was: its attributes, and what its tensors hold.
+class ModuleCopy:
+    """A record of a module's attributes and of the values of its tensors, to compare with and restore.
 
     Attributes:
         values: copies of tensors, and plain values, by path.
-        whole: False where parameters take more than 2 GB: no copies are made of them, and no change in them is seen.
+        whole: whether parameters were copied. They are not if they take more than 2 GiB; changes in them stay
+            unnoticed.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -189,7 +199,7 @@ class Kept:
         self.values |= {path: one.detach().clone() for path, one in self._tensors.items()}
 
     def changed(self) -> dict[str, Any]:
-        """Copies of what stands now at paths where something else, or nothing, stood; `GONE` where nothing stands."""
+        """Return what has changed since: copies of the current values by path, `GONE` where a value was removed."""
         now = leaves(self._module)
         paths = [path for path in {**self.values, **now} if not same(self.values.get(path, GONE), now.get(path, GONE))]
         found = {path: now.get(path, GONE) for path in paths}
@@ -197,7 +207,7 @@ class Kept:
 
     @torch.no_grad()
     def put_back(self) -> None:
-        """Make the module what it was."""
+        """Restore the module's attributes and the values of its tensors."""
         _put_back(self._containers)
         for path, tensor in self._tensors.items():
             if not same_bits(tensor, self.values[path]):
@@ -206,7 +216,7 @@ class Kept:
 
 @torch.no_grad()
 def put_back_at(module: nn.Module, path: str, values: Mapping[str, Any]) -> None:
-    """Put back what stood at one path, by `Kept.values`, as far as it can be set."""
+    """Restore the value at one path from `ModuleCopy.values`; do nothing if it cannot be set."""
     value = values.get(path, GONE)
     with contextlib.suppress(LookupError, TypeError, AttributeError):
         if isinstance(value, Tensor) and isinstance(found := value_at(module, path), nn.Parameter):
@@ -233,9 +243,9 @@ def _put_back(held: Iterable[tuple[Any, Any]]) -> None:
 
 
 def _containers(module: nn.Module) -> Iterator[tuple[Any, Any]]:
-    """Every dictionary, list and array reachable from a module, with a copy of what it holds.
+    """Yield every dictionary, list and array that can be reached from a module, with a copy of its content.
 
-    What TorchScript compiled keeps its attributes itself and adds none.
+    TorchScript modules are left out: they store their attributes themselves, and no attribute can be added.
     """
     for _, value in list(_reachable(module, scripts=False)):
         if isinstance(value, (Tensor, *_PLAIN)):

@@ -1,4 +1,4 @@
-"""From a plan to files: a graph for each set of shapes, one weight file, and the tables of the manifest."""
+"""Writes a plan's files: a graph for each set of shapes and one weight file; fills the manifest's tables."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from txl_export.graphs.passes.improving import improve
 from txl_export.graphs.shared_weights import SharedWeights
 
 _SPREAD = 32
-"""At so many stages a graph with open rows is tried, where there are more than anyone wants graphs."""
+"""Stages at which a graph with open rows is compared with the module if there are more than `MOST_GRAPHS` stages."""
 
 
-class Written:
-    """What is written: programs and their graphs, which share one set of weights.
+class StepGraphs:
+    """The programs of a bundle and their graphs, which share one set of weights.
 
     Attributes:
         programs, states, inputs, outputs: the manifest's tables.
-        routes: by which a program's graph was captured.
-        growth: "symbolic" or "stages" where states grow or are absent at first, else "none".
-        note: why a step that could have open rows has stages; "" otherwise.
-        fixed: why graphs of independent sequences are of B of them alone; "" otherwise.
+        routes: the route by which each program's graph was captured, "export" or "decomposed".
+        growth: "symbolic" or "stages" if states grow or are absent at first, else "none".
+        note: the reason why a step with growing states needs stages; "" if it does not.
+        fixed: the reason why graphs take exactly B sequences although sequences are independent; "" if B is open.
         parameters: number of trained values.
-        model_id: which function this is.
+        model_id: the hash that identifies the function.
     """
 
     def __init__(self, plan: Plan, growth: Literal["none", "symbolic", "stages"]) -> None:
@@ -57,7 +57,7 @@ class Written:
         self.parameters = parameter_count(plan.spec.module)
 
     def add(self, found: Captured, open_batch: bool = False) -> None:
-        """Take a program, whose graph may leave B open; the graph's weights are then the shared ones."""
+        """Add a program and let its graph refer to the shared weights; `open_batch`: the graph leaves B open."""
         network, name, model = found.network, found.name, found.model
         self.programs.append(
             Program(
@@ -78,44 +78,45 @@ class Written:
 
 
 def write_step(
-    folder: Path, plan: Plan, precision: str, growth: str, heard: Listener, make: Capture = capture
-) -> Written:
+    folder: Path, plan: Plan, precision: str, growth: str, listener: Listener, make: Capture = capture
+) -> StepGraphs:
     """Capture a step's graphs and write them, with their weights, into a folder.
 
     Args:
-        plan: what the step is.
+        plan: the step and its shapes.
         precision: fp32, fp16 or bf16.
-        growth: how rows that a state gains are written: "symbolic": one graph that leaves their number open. "stages":
-            a graph for each number. "auto": the first where it computes what the module computes, else the second.
-        make: what makes graphs.
+        growth: form of the graphs of growing states. "symbolic": one graph with an open number of rows. "stages": one
+            graph for each number. "auto": symbolic if that graph equals the module, else stages.
+        make: captures a graph.
 
     Raises:
         UsageError: a graph cannot be captured.
     """
     if whole := [entry.name for entry in plan.spec.states if entry.dtype == "int64"]:
-        heard.warn(f"state {some(whole)}: int32 in the bundle, beyond {2**31 - 1} it begins again at {-(2**31)}")
+        listener.warn(f"state {some(whole)}: int32 in the bundle, beyond {2**31 - 1} it begins again at {-(2**31)}")
     left_out = {f"initial.{entry.name}": entry.name for entry in plan.spec.states if entry.initial is ...}
     if kept := [name for tensor, name in left_out.items() if tensor in plan.initial_tensors]:
-        heard.warn(
+        listener.warn(
             f"state {some(kept)}: the first values are those of the module's attribute, so model_id is new; bundles "
             "made by older versions start at zeros, and what they saved is not taken"
         )
-    written = _captured(plan, growth, heard, make)
+    written = _captured(plan, growth, listener, make)
     written.model_id = model_id(plan.spec, plan.inputs, plan.results, [model.graph for model in written.models])
-    for model in written.models:  # behind the identity, which bundles of older versions have without it
+    # after the identity is computed: bundles of older versions were hashed without these passes
+    for model in written.models:
         improve(model)
     written.weights.keep({name for model in written.models for name in model.graph.initializers})
     for name, tensor in plan.initial_tensors.items():
         written.weights.add(name, tensor)
     parameters = {name for name, _ in plan.spec.module.named_parameters()}
     if precision in HALF and not _halve(written, precision, parameters):
-        heard.warn(f"{precision} changes nothing: no product of the step has a weight in the weight file")
+        listener.warn(f"{precision} changes nothing: no product of the step has a weight in the weight file")
     _write(folder, written)
     return written
 
 
-def _captured(plan: Plan, growth: str, heard: Listener, make: Capture) -> Written:
-    """The graphs, with rows open where that is asked for and possible."""
+def _captured(plan: Plan, growth: str, listener: Listener, make: Capture) -> StepGraphs:
+    """Capture the graphs; leave the number of rows open if the option asks for it and it is possible."""
     note = ""
     growing = any(entry.grows is not None for entry in plan.spec.states)
     absent = [entry.name for entry in plan.spec.states if entry.initial is None]
@@ -123,25 +124,25 @@ def _captured(plan: Plan, growth: str, heard: Listener, make: Capture) -> Writte
         try:
             if absent:
                 raise UsageError(
-                    f"state {absent[0]} is absent at first, which no graph with open rows takes; "
-                    "expected growth 'stages' for it"
+                    f"state {absent[0]} is absent at first, but a graph with an open number of rows needs it from the "
+                    "start; expected growth 'stages'; give --growth stages"
                 )
-            return _symbolic(plan, heard, make)
+            return _symbolic(plan, listener, make)
         except UsageError as error:
             if growth == "symbolic" or (isinstance(error, CaptureError) and error.final):
                 raise
             note = str(error)
-    written = _staged(plan, heard, make)
+    written = _staged(plan, listener, make)
     written.note = note
     return written
 
 
-def _symbolic(plan: Plan, heard: Listener, make: Capture) -> Written:
-    """A graph for each length, for any number of rows that there can be."""
-    graphs = Written(plan, "symbolic")
+def _symbolic(plan: Plan, listener: Listener, make: Capture) -> StepGraphs:
+    """Capture one graph for each segment length, in which the number of rows of growing states is open."""
+    graphs = StepGraphs(plan, "symbolic")
     for length in plan.segment_lengths:
         name = f"step-{length}"
-        heard.stage(f"capture and check {name}")
+        listener.stage(f"capture and check {name}")
         tried = _to_try(plan, length)
         networks = {one.stage.number: StepNetwork(plan, one, open_rows=True) for one in tried}
         examples = {one.stage.number: examples_for(plan, one, networks[one.stage.number]) for one in tried}
@@ -163,9 +164,10 @@ def _symbolic(plan: Plan, heard: Listener, make: Capture) -> Written:
 
 
 def _to_try(plan: Plan, length: int) -> list[Transition]:
-    """Where a graph with open rows is compared with the module: at every stage, or at some from the first to the last.
+    """Return the transitions at which a graph with open rows is compared with the module.
 
-    The way to a stage is run for each example: at all of them that would take time that grows with their square.
+    These are all transitions of this segment length, or 32 spread evenly if there are more than `MOST_GRAPHS`: each
+    comparison starts without rows and runs every segment up to its stage, so n comparisons run n²/2 segments.
     """
     every = [one for one in plan.transitions if one.length == length]
     if len(every) <= MOST_GRAPHS:
@@ -174,7 +176,10 @@ def _to_try(plan: Plan, length: int) -> list[Transition]:
 
 
 def _to_trace_at(plan: Plan, tried: Sequence[Transition]) -> list[int]:
-    """Stages to capture open rows at: the one with most of them, and one between. Sizes of 0 and 1 would be fixed."""
+    """Return numbers of stages at which to capture open rows: the one with most rows, then a middle one.
+
+    At 0 or 1 rows torch.export would take the size for fixed.
+    """
     growing = [(entry.name, entry.grows) for entry in plan.spec.states if entry.grows is not None]
 
     def fewest(one: Transition) -> int:
@@ -184,16 +189,16 @@ def _to_trace_at(plan: Plan, tried: Sequence[Transition]) -> list[int]:
     return list(dict.fromkeys(one.stage.number for one in (ordered[0], ordered[len(ordered) // 2])))
 
 
-def _staged(plan: Plan, heard: Listener, make: Capture) -> Written:
-    """A graph for each length and each set of shapes; of one set B may be open."""
+def _staged(plan: Plan, listener: Listener, make: Capture) -> StepGraphs:
+    """Capture a graph for each length and each set of shapes; open B if that leaves one set of shapes."""
     if plan.too_many:
         raise UsageError(plan.too_many)
     fixed_sizes = all(state.row_axis is None and not state.absent for state in plan.states)
-    graphs, programs = Written(plan, "none" if fixed_sizes else "stages"), list[Captured]()
+    graphs, programs = StepGraphs(plan, "none" if fixed_sizes else "stages"), list[Captured]()
     for transition in plan.transitions:
         length, alone = transition.length, all(one.stage.number == 0 for one in plan.transitions)
         name = f"step-{length}" if alone else f"step-{length}.{transition.stage.number}"
-        heard.stage(f"capture and check {name}")
+        listener.stage(f"capture and check {name}")
         network = StepNetwork(plan, transition)
         examples = examples_for(plan, transition, network)
         programs.append(make(network, name, examples))
@@ -204,8 +209,11 @@ def _staged(plan: Plan, heard: Listener, make: Capture) -> Written:
     return graphs
 
 
-def _halve(graphs: Written, precision: str, parameters: set[str]) -> bool:
-    """Convert all graphs; a weight that one of them multiplies by in half precision is half in all. Whether any is."""
+def _halve(graphs: StepGraphs, precision: str, parameters: set[str]) -> bool:
+    """Convert all graphs to half precision; return whether any weight was converted.
+
+    A weight that one graph multiplies by in half precision is converted in all graphs.
+    """
     half: HalfPrecision = "fp16" if precision == "fp16" else "bf16"
     products = (weights_of_products(model.graph, half, parameters) for model in graphs.models)
     halved = set[str]().union(*products) & graphs.weights.names
@@ -215,8 +223,8 @@ def _halve(graphs: Written, precision: str, parameters: set[str]) -> bool:
     return bool(halved)
 
 
-def _write(folder: Path, graphs: Written) -> None:
-    """The weight file, and every graph with its weights in it, held against its program."""
+def _write(folder: Path, graphs: StepGraphs) -> None:
+    """Write the weight file and the graphs, each with references to its weights, and check each against its program."""
     stored = graphs.weights.write(folder / WEIGHTS)
     for program, model, axes in zip(graphs.programs, graphs.models, graphs.axes, strict=True):
         stored.point_into(model.graph)

@@ -1,9 +1,8 @@
-"""Segments of a step that takes one position: in eager mode one call after another, in a bundle's graphs lifted.
+"""Makes steps of segments from a step that takes one position: x ("B", 12) becomes x ("B", "L", 12).
 
-    x ("B", 12) becomes x ("B", "L", 12)
-
-What is proven and written is a step of segments like any other. Only its graphs are made in their own way: the step is
-captured once, of one position and many sequences, and `graphs.positions` makes each program of that.
+In eager mode the module is called position by position. A bundle's graph is made in a special way: the step is captured
+once, with one position and many sequences, and `graphs.positions` makes each program from that graph. Otherwise the
+step is proven and written like any step of segments.
 """
 
 from __future__ import annotations
@@ -35,13 +34,14 @@ from txl_export.graphs.unsettled import UnsettledError
 
 
 def by_position(spec: StepSpec, lengths: Sequence[int]) -> StepSpec:
-    """The step of segments, where segments of several positions are asked for and no input has "L"; else the same.
+    """Return a step of segments for a step of one position, if segments are longer than 1; else `spec` itself.
 
     Args:
-        lengths: every L asked for; () for those of the specification.
+        spec: the step; one with "L" in an input is returned as it is.
+        lengths: the segment lengths L of the export; () for those of the specification.
 
     Raises:
-        UsageError: its positions cannot be computed beside one another.
+        UsageError: the step's positions cannot be computed side by side.
     """
     longest = max(lengths or spec.segment_lengths, default=1)
     if spec.has_length or longest < 2:
@@ -72,19 +72,20 @@ def by_position(spec: StepSpec, lengths: Sequence[int]) -> StepSpec:
 
 
 def lifting(plan: Plan, make: Callable[[Plan], Capture]) -> Capture:
-    """Return the function that makes the graphs of such a step's programs.
+    """Return the function that makes the graphs of the programs of a step from `by_position`.
 
     Args:
-        plan: of segments.
-        make: what makes graphs of a plan of one position, whose sequences all run.
+        plan: the plan of segments.
+        make: returns the capturing function for a plan of one position.
 
     Raises:
-        UsageError: its sequences depend on one another; where it is called also: the step's graph is of one number of
-            sequences, or lifted it computes something else.
+        UsageError: sequences depend on one another. The returned function raises it, too, if the step's graph takes
+            only one number of sequences, or computes something else for positions.
     """
     if plan.streams != "independent":
         _refuse(f"the sequences run all or none: {plan.reason}")
-    one, most = _of_one(plan), max(plan.segment_lengths) * (plan.batch_size + 1)  # any_batch asks for one more
+    # + 1, because any_batch captures with one sequence more
+    one, most = _of_one(plan), max(plan.segment_lengths) * (plan.batch_size + 1)
     axes = {entry.name: entry.axes for entry in (*plan.spec.inputs, *plan.outputs)}
 
     @cache
@@ -97,7 +98,7 @@ def lifting(plan: Plan, make: Callable[[Plan], Capture]) -> Capture:
         try:
             network, examples = of_sequences(one, 1, most + 1)
             open_batch(found.model, found.again(network, examples[0]), most)
-        except Exception as error:  # the user's code may be of one B, and torch raises many kinds
+        except Exception as error:  # the user's code may allow only one B, and torch raises many kinds
             _refuse(f"B has to be an axis of its own, or fold with others as B · H, B first: {one_line(error)}")
         return found
 
@@ -121,7 +122,7 @@ def lifting(plan: Plan, make: Callable[[Plan], Capture]) -> Capture:
 
 
 def _of_one(plan: Plan) -> Plan:
-    """The plan of the step of one position; no sequence of it is ever idle."""
+    """Return the plan of the step of one position, in which no sequence is ever idle."""
     spec = plan.spec
     places = {entry.name: entry.axes.positions[0] for entry in (*spec.inputs, *plan.outputs)}
 
@@ -143,7 +144,7 @@ def _of_one(plan: Plan) -> Plan:
 
 
 def _keep_idle(graph: ir.Graph, plan: Plan) -> None:
-    """Let the states of idle sequences stay as they are, in place."""
+    """Keep the states of idle sequences: add the input `valid`, and a Where before each state's output."""
     build, given = Builder(graph, "idle"), {value.name: value for value in graph.inputs}
     valid = ir.Value(name=VALID, type=ir.TensorType(ir.DataType.INT32))
     graph.inputs.append(valid)
@@ -158,16 +159,16 @@ def _keep_idle(graph: ir.Graph, plan: Plan) -> None:
 
 
 def _with_positions(shape: Shape) -> Shape:
-    """E.g. ("B", "L", 12) of ("B", 12)."""
+    """Return a shape with "L" after "B": ("B", "L", 12) for ("B", 12)."""
     behind = shape.index("B") + 1
     return (*shape[:behind], "L", *shape[behind:])
 
 
 def _in_a_row(entry: InputSpec, samples: Any, length: int) -> Any:
-    """Samples of an input, such as [n, 12], as positions of one sequence, [1, n, 12]; at least so many."""
+    """Return samples of an input, e.g. [n, 12], as positions of one sequence, [1, n, 12]; repeated up to `length`."""
     axis, values = entry.axes.batch or 0, np.asarray(samples)
     if values.ndim != len(entry.shape) or not values.shape[axis]:
-        return values  # refused as they are
+        return values  # check_spec refuses them with a message
     rows = np.arange(max(values.shape[axis], length)) % values.shape[axis]
     return np.expand_dims(np.take(values, rows, axis), axis)
 

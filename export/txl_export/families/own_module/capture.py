@@ -1,7 +1,7 @@
-"""From the user's step to a graph, by `torch.export` and its conversion to ONNX.
+"""Captures the user's step as a graph, with `torch.export` and its conversion to ONNX.
 
-Where that fails, the operators are taken apart first ("decomposed"), which repairs some that ONNX has in another form.
-A graph is loaded, run on real values and compared (`rehearsal`) before it counts.
+If that fails, torch first decomposes operators into simpler ones (route "decomposed"): ONNX lacks some of the
+originals. A graph is accepted only after it has run on real values and was compared with the module (`rehearsal`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from txl_export.families.own_module.rehearsal import Example, RehearsalError, re
 from txl_export.graphs.indexing import plain_indices
 from txl_export.graphs.settling import OPSET, settle
 from txl_export.graphs.stable import stable
-from txl_export.graphs.tracing import quick, quiet
+from txl_export.graphs.tracing import exact, quick, quiet
 from txl_export.graphs.unsettled import STACK_TRACE, UnsettledError
 
 ROUTES = ("export", "decomposed")
@@ -37,16 +37,16 @@ ROUTES = ("export", "decomposed")
 
 @dataclass(frozen=True)
 class Captured:
-    """A program's graph in float32, its weights inside.
+    """A program's graph in float32, which contains its weights.
 
     Attributes:
-        name: of the program.
-        network: that was captured.
-        examples: on which the graph was compared.
+        name: the program's name.
+        network: the network that was captured.
+        examples: the arguments and results on which the graph was compared.
         model: the graph.
-        route: by which it was found.
-        again: gives the graph of a network of another number of sequences, in the same way; not compared. It raises
-            whatever stands in the way.
+        route: "export" or "decomposed".
+        again: captures a network with a different number of sequences by the same route, without comparing it. Errors
+            of torch and of the user's code pass through.
     """
 
     name: str
@@ -58,18 +58,18 @@ class Captured:
 
 
 Capture = Callable[[StepNetwork, str, Sequence[Example]], Captured]
-"""What makes graphs of networks; see `capture`."""
+"""A function that captures the graph of a network, as `capture` does."""
 
 
 def capture(network: StepNetwork, name: str, examples: Sequence[Example]) -> Captured:
-    """The graph of a network.
+    """Capture the graph of a network and compare it with the module.
 
     Args:
-        examples: to capture with, the first, and to compare on, all of them.
+        examples: the first is used to capture, all are used to compare.
 
     Raises:
-        OwnCodeError: the module ended the program, as by `sys.exit`.
-        CaptureError: no graph computes what the module computes; the message has the cause and the user's line.
+        OwnCodeError: the module tried to end the program, e.g. by `sys.exit`.
+        CaptureError: no graph computes what the module computes; the message names the cause and the user's line.
     """
     exported, said, final = None, "", False
     for route in ROUTES:
@@ -78,17 +78,18 @@ def capture(network: StepNetwork, name: str, examples: Sequence[Example]) -> Cap
             with _capturing(network):
                 exported = exported or _exported(network, examples[0])
                 model = _to_onnx(exported, network, route)
-                origins += [(node, node.metadata_props.get(STACK_TRACE, "")) for node in model.graph]  # settled: none
+                # settle removes these notes
+                origins += [(node, node.metadata_props.get(STACK_TRACE, "")) for node in model.graph]
                 settle(model, name, network.inputs, network.outputs)
                 rehearse(model, network, examples)
-        except Exception as error:  # torch raises many kinds, and so may the user's code
+        except Exception as error:  # torch raises many kinds, and the user's code may raise any
             reason, final = reason_of(error, network.module, origins)
             said = said or reason
             if exported is None or final or (isinstance(error, RehearsalError) and error.elsewhere):
                 break
         except (KeyboardInterrupt, GeneratorExit):
             raise
-        except BaseException as error:  # such as sys.exit
+        except BaseException as error:  # e.g. SystemExit by sys.exit
             raise failure(error, "the module failed while it was captured") from error
         else:
             return Captured(name, network, examples, model, route, partial(_again, name, route))
@@ -100,7 +101,7 @@ def capture(network: StepNetwork, name: str, examples: Sequence[Example]) -> Cap
 
 
 def _again(name: str, route: str, network: StepNetwork, example: Example) -> ir.Model:
-    """See `Captured`."""
+    """Capture a network by a route that has worked; see `Captured.again`."""
     with _capturing(network):
         model = _to_onnx(_exported(network, example), network, route)
         settle(model, name, network.inputs, network.outputs)
@@ -109,10 +110,10 @@ def _again(name: str, route: str, network: StepNetwork, example: Example) -> ir.
 
 @contextlib.contextmanager
 def _capturing(network: StepNetwork) -> Iterator[None]:
-    """With the module put back afterwards, and without what torch warns of, logs and prints.
+    """Restore the module when the block ends, and silence torch's warnings, logs and output.
 
-    torch notes beside an operator the lines of functions called `forward` alone, so that one in a helper or a `step=`
-    would have none: here it notes the innermost of all.
+    For each operator torch records only source lines inside functions called `forward`. An operator in a helper or in
+    `step=` would have none, so here torch records the innermost of the user's lines.
     """
 
     def lines(_: Any, frames: traceback.StackSummary) -> traceback.StackSummary:
@@ -124,14 +125,14 @@ def _capturing(network: StepNetwork) -> Iterator[None]:
     silence = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
     noting = mock.patch.object(TracerBase, "_filter_traceback_frames", lines, create=True)
     try:
-        with untouched(network.module), quiet(), quick(), silence[0], silence[1], torch.no_grad(), noting:
+        with untouched(network.module), quiet(), quick(), exact(), silence[0], silence[1], torch.no_grad(), noting:
             yield
     finally:
         logging.disable(before)
 
 
 def _exported(network: StepNetwork, example: Example) -> Any:
-    """Run `torch.export` on the step; where it stops, once more with the values of constants."""
+    """Run `torch.export` on the step; if it fails, run it again with the constants' values that Python reads."""
 
     def export(reads: contextlib.AbstractContextManager[Any]) -> Any:
         shapes = (tuple(network.open_axes),) if any(network.open_axes) else None

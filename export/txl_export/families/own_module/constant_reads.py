@@ -1,8 +1,8 @@
-"""Values that a step reads of constants, so that `torch.export` goes on where it knows none.
+"""Supplies values of constants that a step reads in Python, where `torch.export` knows no values and stops.
 
-`if mask.any():` of a mask that sizes make, and `assert x.size(1) == lengths.max().item()` of lengths that are a list,
-come out the same in every call. `torch.export` knows no values and stops at both. So where it has stopped, the step is
-run once on inputs without values, while all else has its own: what is read then of a tensor with values is a constant.
+Two examples: `if mask.any():` for a mask made from sizes, and `assert x.size(1) == lengths.max().item()` for lengths
+from a list. The result is the same in every call. So the step runs once on inputs that have no values, while other
+tensors have theirs: a value that Python reads then is a constant.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _TO_PYTHON = frozenset(
         *("__bool__", "__int__", "__float__", "__index__", "__complex__"),
     }
 )
-"""Functions that give Python the values of a tensor."""
+"""Names of functions that hand a tensor's values to Python."""
 
 
 class Reads(TorchFunctionMode):
-    """Notes what Python reads while a step runs, or gives again what was noted.
+    """Records the values that Python reads while a step runs, or replays such a record.
 
     Args:
-        noted: what an earlier run of the same step has found; given in its order.
+        noted: the record of an earlier run of the same step, replayed in order.
 
     Attributes:
-        found: of each read the function's name and its result, None where it depends on the inputs.
-        gradients: where the step switches gradients on, as it stands behind a message; "" if it does not.
+        found: the function's name and result of each read; the result is None if it depends on the inputs.
+        gradients: the place where the step switches gradients on, e.g. " (model.py:12: …)"; "" if it does not.
     """
 
     def __init__(self, noted: Sequence[tuple[str, Any]] = ()) -> None:
@@ -49,7 +49,7 @@ class Reads(TorchFunctionMode):
         self.gradients = ""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call a function, unless it is a read whose result was noted."""
+        """Call a function; a read whose result is in the record returns that result."""
         given, name = kwargs or {}, getattr(func, "__name__", "")
         if func is torch._C._set_grad_enabled and args[0]:
             self.gradients = self.gradients or place_of(in_the_step(traceback.extract_stack()))
@@ -60,7 +60,7 @@ class Reads(TorchFunctionMode):
             value = func(*args, **given)
         if any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, given))):
             self.found.append((name, None))
-        elif name == "tolist":  # which tensors without values do number by number
+        elif name == "tolist":  # tensors without values read it number by number, with item
             self.found += [("item", number) for number in tree_leaves(value)]
         else:
             self.found.append((name, value))
@@ -68,7 +68,7 @@ class Reads(TorchFunctionMode):
 
 
 def constant_reads(network: nn.Module, given: Sequence[Tensor]) -> Reads:
-    """Run the network on arguments without values, and note what Python reads of constants as far as it gets."""
+    """Run the network on arguments without values; return the record of what Python read, up to the first error."""
     fakes, reads = _WithoutValues(shape_env=ShapeEnv(), allow_non_fake_inputs=True), Reads()
     arguments = [fakes.from_tensor(tensor, static_shapes=True) for tensor in given]
     with contextlib.suppress(Exception), reads:
@@ -77,10 +77,10 @@ def constant_reads(network: nn.Module, given: Sequence[Tensor]) -> Reads:
 
 
 class _WithoutValues(FakeTensorMode):  # type: ignore[no-untyped-call]
-    """Tensors that have sizes alone; what they are computed into has none either."""
+    """A mode in which input tensors have sizes but no values, and so have results that depend on them."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = MappingProxyType({})) -> Any:
-        """Run an operator; the end where it writes what depends on the inputs over a tensor that has values."""
+        """Run an operator; refuse to write a result without values over a tensor that has values."""
         written = [*args[:1], *kwargs.values()] if func._schema.is_mutable else []
         if any(isinstance(one, Tensor) and not isinstance(one, FakeTensor) for one in written):
             raise RuntimeError("its values would be those of before")

@@ -1,4 +1,4 @@
-"""Tells after a failed capture the cause, the user's line, and what to write instead."""
+"""Explains a failed capture: the cause, the user's line, and what to write instead."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BY_VALUES = re.compile(
     r"DataDependent|Unbacked|data-dependent|aten\.sym_"
     r"|\.numpy\(\) is not supported|between instances of 'Sym|Boolean index_put"
 )
-"""As torch says that Python asks for a value, or that values decide how many places are read or written."""
+"""Matches torch's messages that Python asks for a value, or that values decide how many places are read or written."""
 _NAMED = re.compile(r"(?:'|node name: |the graph's |computes another )([^')\s]+)")
 _INSTEAD = (
     "write torch.where(mask, new, old) or x.masked_fill(mask, value) for a choice by if or x[mask], x[:, n[None]] = … "
@@ -30,14 +30,14 @@ _INSTEAD = (
 
 
 class GradientsError(Exception):
-    """A step computes gradients, which `torch.export` does not follow; the message is the place."""
+    """A step computes gradients, which `torch.export` does not follow; the message is the place in the user's code."""
 
 
 class CaptureError(UsageError):
-    """A step has no graph.
+    """A step cannot be captured as a graph.
 
     Attributes:
-        final: whether the cause is of the step itself, so that no other sizes of its states change it.
+        final: whether the cause lies in the step itself, so that different state sizes would not help.
     """
 
     def __init__(self, message: str, final: bool) -> None:
@@ -46,11 +46,12 @@ class CaptureError(UsageError):
 
 
 def reason_of(error: Exception, module: nn.Module, origins: Sequence[tuple[ir.Node, str]] = ()) -> tuple[str, bool]:
-    """Say what stopped a capture, for a message, and whether it is of the step itself, see `CaptureError`.
+    """Return the cause of a failed capture, for a message, and whether it is final (see `CaptureError`).
 
     Args:
-        error: with which it failed.
-        origins: the nodes of the graph, if there is one, and as which torch notes the lines that led to each.
+        error: the error of the capture.
+        module: the user's module.
+        origins: the graph's nodes, each with the source lines that torch recorded for it; () if there is no graph.
     """
     if isinstance(error, UnsettledError):
         return f"{error}{place_in(error.trace) or _origin(error, origins)}", error.final
@@ -60,7 +61,8 @@ def reason_of(error: Exception, module: nn.Module, origins: Sequence[tuple[ir.No
     if isinstance(error, GradientsError):
         return f"it computes gradients{error}, and a graph computes none; write them as a formula", True
     chain = _chain(error)
-    converting = type(error).__module__.startswith("torch.onnx")  # its frames are no place, its last cause tells
+    # use the last cause, because the exporter's own frames lie outside the user's code
+    converting = type(error).__module__.startswith("torch.onnx")
     said, place = " ".join(f"{type(one).__name__}: {one}" for one in chain), _place(chain, converting)
     if _BY_VALUES.search(said):
         return f"what the step does next, or a size, depends on values{place}; {_INSTEAD}", True
@@ -79,7 +81,7 @@ def reason_of(error: Exception, module: nn.Module, origins: Sequence[tuple[ir.No
 
 
 def _chain(error: BaseException) -> list[Any]:
-    """An exception, and those that led to it."""
+    """Return an exception and those that led to it, the latest first."""
     chain: list[BaseException] = []
     link: BaseException | None = error
     while link is not None and link not in chain:
@@ -89,16 +91,17 @@ def _chain(error: BaseException) -> list[Any]:
 
 
 def _origin(error: Exception, origins: Sequence[tuple[ir.Node, str]]) -> str:
-    """The user's line of the node that a message names, such as "… at Expand ['val_42']"; "" where it names none."""
-    said = set(_NAMED.findall(str(error)))
+    """Return the user's line of the node in a text such as "… at Expand ['val_42']"; "" without a node."""
+    said = set(_NAMED.findall(f"{error} {getattr(error, 'inner', '')}"))
     found = (trace for node, trace in origins if said & {node.name, *(value.name for value in node.outputs)})
     return place_in(next(found, ""))
 
 
 def _place(chain: Sequence[BaseException], converting: bool) -> str:
-    """The user's line: where an exception arose, the innermost place that any of the chain tells.
+    """Return the user's line where an exception arose: the innermost that any exception of the chain shows.
 
-    Or, while operators were converted, the line of the one that the exporter was at: its frames hold it.
+    `converting`: the exporter failed while it converted an operator. Its frames hold that operator, whose recorded line
+    is returned.
     """
     if not converting:
         places = (place_of(traceback.extract_tb(one.__traceback__)) for one in reversed(chain))

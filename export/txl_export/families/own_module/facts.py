@@ -1,4 +1,4 @@
-"""What can be said of a model of the user's own without PyTorch; functions as in `families.registry.FamilyFacts`."""
+"""The part of this family that needs no PyTorch: implements `families.registry.FamilyFacts`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from pathlib import Path
 
 from txl_runtime.bundle.manifest import Manifest
 
-from txl_export.families.own_module.sources import Adapted
+from txl_export.families.own_module.adapted import Adapted
 from txl_export.families.own_module.spec import StepSpec
 
 
 def takes(source: object) -> bool:
-    """A specification, a package's model, or FILE.py:FUNCTION, unless there is a file of that name."""
+    """Return whether a source is a specification, a package's model, or FILE.py:FUNCTION (not a file's name)."""
     if isinstance(source, str | Path) and not Path(source).exists():
         file, _, function = str(source).rpartition(":")
         return bool(function) and (file.endswith(".py") or Path(file).is_file())
@@ -19,7 +19,7 @@ def takes(source: object) -> bool:
 
 
 def facts(manifest: Manifest) -> dict[str, str]:
-    """What the exporter noted of the module."""
+    """Return the exporter's notes on the module, e.g. {"module": "Policy", "captured by": "torch.export"}."""
     names = {"module": "module", "route": "captured by", "lockstep": "in lockstep because", "growth": "growth"}
     names |= {"fixed": "B is fixed because"}
     return {shown: str(manifest.family[name]) for name, shown in names.items() if manifest.family.get(name)}

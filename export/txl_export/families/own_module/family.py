@@ -1,6 +1,6 @@
-"""A model of the user's own as a family: from its specification to a bundle, and a bundle against the module itself.
+"""The user's own model as a family: exports its specification, and verifies a bundle against the module.
 
-The functions are those of `families.registry.Family`.
+Implements `families.registry.Family`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from txl_runtime.listener import Listener
 from txl_runtime.model import load
 
 from txl_export.checkpoints.vocabularies import completed, read_vocabulary_file
+from txl_export.families.own_module.adapted import Adapted
 from txl_export.families.own_module.building import write_step
 from txl_export.families.own_module.by_position import by_position, lifting
 from txl_export.families.own_module.capture import Capture, capture
@@ -29,7 +30,8 @@ from txl_export.families.own_module.identity import tensors_id
 from txl_export.families.own_module.loading import importable
 from txl_export.families.own_module.plan import Plan, make_plan
 from txl_export.families.own_module.probing import run_first_call
-from txl_export.families.own_module.sources import Adapted, read_source, whose_code
+from txl_export.families.own_module.reference import ModuleReference
+from txl_export.families.own_module.sources import found_source, read_source, whose_code
 from txl_export.families.own_module.spec import StepSpec
 from txl_export.families.own_module.verifying import check_same_module, replay_vectors, step_vectors, verify_step
 from txl_export.families.registry import VerifyRequest
@@ -38,26 +40,31 @@ from txl_export.graphs.quantising import QUANTISED
 from txl_export.options import FOR_FILES, ExportOptions
 from txl_export.proof.input_source import read_samples
 from txl_export.proof.parity import Parity
+from txl_export.proof.stepwise import stepwise
 from txl_export.proof.threads import engine_threads
 from txl_export.token_files import read_tokens
 
 FOR_CHECKPOINTS = (
     *("family", "memory_length", "clamp_length", "same_length", "memory", "keep", "aliases"),
-    *("initial_memory", "cluster_order", "embedding_scale", "extended_length"),
+    *("initial_memory", "cluster_order", "embedding_scale", "extended_length", "lookup", "features"),
 )
-"""Options that mean nothing for a model of the user's own."""
+"""Options that apply only to Transformer-XL checkpoints, so a model of the user's own refuses them."""
 
 
 @dataclass
 class PreparedStep:
-    """See `Prepared`.
+    """A module that was run and planned, ready to become a bundle; implements `Prepared`.
 
     Attributes:
-        plan, precision, growth: see there.
-        family: what the manifest says of it.
-        source: what it is compared with, for people.
-        make: what makes its graphs.
-        rounds: whether its graphs have this precision as they are made, so that nothing in them is converted.
+        plan: the step and its shapes.
+        precision: the bundle's precision.
+        growth: form of the graphs of growing states, "auto", "symbolic" or "stages".
+        family: facts about the module for the manifest.
+        vocabulary: the vocabulary as bundle JSON, or None.
+        provenance: the model's origin, for the manifest.
+        source: the name of what the bundle is compared with, for reports.
+        make: captures graphs.
+        rounds: whether `make` returns graphs that already have this precision, so that they are not converted.
     """
 
     plan: Plan
@@ -70,16 +77,16 @@ class PreparedStep:
     make: Capture = capture
     rounds: bool = False
 
-    def write(self, folder: Path, heard: Listener) -> Manifest:
-        """See `Prepared`."""
+    def write(self, folder: Path, listener: Listener) -> Manifest:
+        """Capture and write the graphs; return the manifest (see `Prepared.write`)."""
         plan = self.plan
         asked = "fp32" if self.rounds else self.precision
-        written = write_step(folder, plan, asked, self.growth, heard, self.make)
+        written = write_step(folder, plan, asked, self.growth, listener, self.make)
         if written.note:
-            heard.warn(f"there is a graph for every size of the state: {written.note}")
+            listener.warn(f"there is a graph for every size of the state: {written.note}")
         if written.fixed:
-            heard.warn(f"a segment costs {plan.batch_size} sequences however few of them run: {written.fixed}")
-        return plan.manifest(
+            listener.warn(f"a segment costs {plan.batch_size} sequences however few of them run: {written.fixed}")
+        manifest = plan.manifest(
             written.programs,
             model_id=written.model_id,
             precision=self.precision,
@@ -94,22 +101,24 @@ class PreparedStep:
             weights=WEIGHTS,
             parameters=written.parameters,
         )
+        found = stepwise(manifest, partial(ModuleReference, plan))
+        return msgspec.structs.replace(manifest, stepwise=found)
 
     def vectors(self, manifest: Manifest) -> dict[str, NDArray[Any]]:
-        """See `Prepared`."""
+        """Return the vectors of the self-test (see `Prepared.vectors`)."""
         return step_vectors(self.plan, manifest)
 
-    def verify(self, folder: Path, manifest: Manifest, heard: Listener) -> Parity:
-        """See `Prepared`."""
+    def verify(self, folder: Path, manifest: Manifest, listener: Listener) -> Parity:
+        """Compare the bundle with the module (see `Prepared.verify`)."""
         emulated = manifest.precision == EMULATED
         with runnable(folder, manifest, "cpu") as runs:
             opener = partial(load, runs, "cpu", engine_threads(manifest, None))
             stand_in = EMULATED if emulated else None
-            return verify_step(opener, self.plan, self.source, None, heard, stand_in)
+            return verify_step(opener, self.plan, self.source, None, listener, stand_in)
 
 
-def prepare(source: StepSpec | str | Path | Adapted, options: ExportOptions, heard: Listener) -> PreparedStep:
-    """See `Family`."""
+def prepare(source: StepSpec | str | Path | Adapted, options: ExportOptions, listener: Listener) -> PreparedStep:
+    """Run the user's module and plan its bundle (see `Family.prepare`)."""
     adapted = isinstance(source, Adapted)
     options.refuse(FOR_FILES, "an ONNX file, and this is a model of your own")
     options.refuse(
@@ -121,8 +130,10 @@ def prepare(source: StepSpec | str | Path | Adapted, options: ExportOptions, hea
             f"precision is {options.precision}, which is for a Transformer-XL's matrices, expected fp32, fp16 or bf16 "
             "for a model of your own; check --precision"
         )
+    if isinstance(source, Adapted) and source.told:
+        listener.warn(source.told)
     if whose := whose_code(source):
-        heard.warn(f"{whose} is run on this machine; of it, only graphs and weights enter the bundle")
+        listener.warn(f"{whose} is run on this machine; of it, only graphs and weights enter the bundle")
     given, name = read_source(source, options.weights)
     spec, vocabulary = with_data(by_position(given, options.segment_lengths), options)
     with importable(source):
@@ -132,20 +143,21 @@ def prepare(source: StepSpec | str | Path | Adapted, options: ExportOptions, hea
                 f"--batch-size is {', '.join(map(str, options.batch_sizes))}, expected one for a model of your own, "
                 "which takes any number up to it on the CPU; export a bundle for each B that engines are to have"
             )
-        plan = make_plan(spec, batch_size, options.segment_lengths, heard)
+        plan = make_plan(spec, batch_size, options.segment_lengths, listener)
     make = capture if spec.has_length is given.has_length else lifting(plan, lambda _: capture)
     weights = source.file if isinstance(source, Adapted) else options.weights and Path(options.weights).name
     provenance = {"source": {"name": name, "weights": weights}}
-    family = {"name": "own_module", "module": name}
+    family = {**(given.facts or {}), "name": "own_module", "module": name}
     precision = cast(Precision, options.precision or "fp32")
     return PreparedStep(plan, precision, options.growth, family, vocabulary, provenance, make=make)
 
 
 def with_data(spec: StepSpec, options: ExportOptions) -> tuple[StepSpec, bytes | None]:
-    """A specification with the real inputs and the vocabulary that were given; and the vocabulary as a bundle has it.
+    """Add the options' real inputs, text and vocabulary to a specification; return it, and the vocabulary as bundle
+    JSON.
 
     Raises:
-        TxlError: they cannot be read, or are not for this model.
+        TxlError: a file cannot be read, or does not fit this model.
     """
     if options.vocabulary is not None:
         spec = replace(spec, vocabulary=options.vocabulary)
@@ -158,49 +170,50 @@ def with_data(spec: StepSpec, options: ExportOptions) -> tuple[StepSpec, bytes |
     return _with_text(spec, words, options.text, options.tokens), vocabulary
 
 
-def verify(request: VerifyRequest, heard: Listener) -> tuple[Parity, bytes | None]:
-    """See `Family`: with the module it is compared with the module; without, its stored vectors are replayed."""
+def verify(request: VerifyRequest, listener: Listener) -> tuple[Parity, bytes | None]:
+    """Compare a bundle with its module, or without --module replay its stored vectors (see `Family.verify`)."""
     bundle, manifest, backend = request.bundle, request.bundle.manifest, request.backend
-    if request.checkpoint is not None:
+    module = request.module if request.checkpoint is None else found_source(request.checkpoint)
+    if request.checkpoint is not None and not isinstance(module, Adapted):
         raise UsageError(
-            f"{bundle.path}: is the bundle of a model of your own, --checkpoint is for a Transformer-XL's; "
-            "give --module FILE.py:FUNCTION or --adapter NAME, and --weights"
+            f"{bundle.path}: is the bundle of a model of your own, --checkpoint is for a Transformer-XL's or a "
+            "trainer's folder; give --module FILE.py:FUNCTION or --adapter NAME, and --weights"
         )
     emulated = manifest.precision == EMULATED and backend in ("auto", "cpu")
     backend = "cpu" if emulated else backend
     with runnable(bundle.path, manifest, backend) as folder:
         opener = partial(load, folder, backend, engine_threads(manifest, request.threads))
-        if request.module is None:
+        if module is None:
             if request.weights is not None:
                 raise UsageError(
                     "--weights is given without --module; give --module FILE.py:FUNCTION or --adapter NAME too"
                 )
-            heard.warn(
+            listener.warn(
                 "the bundle's own vectors are replayed; --module FILE.py:FUNCTION or --adapter NAME compares it with "
                 "the module"
             )
-            return replay_vectors(opener, manifest.precision, heard), None
-        if whose := whose_code(request.module):
-            heard.warn(f"{whose} is run on this machine")
-        spec, name = read_source(request.module, request.weights)
+            return replay_vectors(opener, manifest.precision, listener), None
+        if whose := whose_code(module):
+            listener.warn(f"{whose} is run on this machine")
+        spec, name = read_source(module, request.weights)
         spec = by_position(spec, manifest.segment_lengths)
         run_first_call(spec, manifest.batch_size, manifest.segment_lengths)
-        check_same_module(spec, name, bundle, heard)
+        check_same_module(spec, name, bundle, listener)
         spec = _with_text(spec, bundle.vocabulary(), request.text, request.tokens)
-        with importable(request.module):
-            plan = make_plan(spec, manifest.batch_size, manifest.segment_lengths, heard)
+        with importable(module):
+            plan = make_plan(spec, manifest.batch_size, manifest.segment_lengths, listener)
         stand_in = EMULATED if emulated else None
-        return verify_step(opener, plan, "the module itself", request.segments, heard, stand_in), _vocabulary(spec)
+        return verify_step(opener, plan, "the module itself", request.segments, listener, stand_in), _vocabulary(spec)
 
 
 def _vocabulary(spec: StepSpec) -> bytes | None:
-    """As a bundle has it; None where there is none."""
+    """Return the specification's vocabulary as bundle JSON; None if there is no vocabulary."""
     given = spec.vocabulary
     if isinstance(given, Mapping):
         sizes = [entry.tokens for entry in spec.inputs if entry.tokens is not None]
         try:
             decode_vocabulary(written := msgspec.json.encode(given), max(sizes, default=0), "the vocabulary")
-        except (TxlError, TypeError, ValueError, OverflowError) as error:  # some values JSON has no way to write
+        except (TxlError, TypeError, ValueError, OverflowError) as error:  # JSON cannot express some values
             said = str(error).removeprefix("the vocabulary: ").partition(";")[0]
             raise UsageError(f"the vocabulary: {said}; expected one such as {{'kind': 'bytes'}}") from None
         return written
@@ -208,7 +221,7 @@ def _vocabulary(spec: StepSpec) -> bytes | None:
 
 
 def _with_text(spec: StepSpec, words: Vocabulary | None, text: str | Path | None, tokens: Any) -> StepSpec:
-    """The specification with real text as the samples of its tokens."""
+    """Return the specification with the tokens of a real text as samples of its token input."""
     if text is None and tokens is None:
         return spec
     read = [entry for entry in spec.inputs if entry.tokens is not None]

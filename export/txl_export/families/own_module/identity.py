@@ -1,4 +1,4 @@
-"""Which function a user's step is: the same number for every batch size, segment length and precision of one step."""
+"""Hashes a user's step to a `model_id`, which is the same for every batch size, segment length and precision."""
 
 from __future__ import annotations
 
@@ -22,18 +22,20 @@ Greater GreaterOrEqual Identity Less LessOrEqual MatMul Max Min Mul Neg Not Or P
 ReduceSum Reshape Shape Size Slice Split Sqrt Squeeze Sub Tile Transpose Trilu Unsqueeze Where Xor
 """
 PLAIN = frozenset(_PLAIN.split())
-"""Operators that say little of a function: a segment of one position, or another batch size, has others of them."""
+"""Operators that are left out of the hash: whether a graph needs them depends on B and L, too."""
 
 
 def model_id(spec: StepSpec, inputs: Sequence[Input], outputs: Sequence[Output], graphs: Iterable[ir.Graph]) -> str:
-    """SHA-256 over the tables without B and L, the module's tensors and numbers, and the operators in its graphs.
+    """Return SHA-256 over the tables without B and L, the module's tensors and numbers, and its graphs' operators.
 
-    A graph has B and L in its constants, and some of its operators follow from them. So of the graphs only the set of
-    operators counts that compute more of the inputs' values than sums, products and layouts, such as Tanh or LSTM.
-    Numbers are those that the module keeps in attributes, such as its number of heads: its graphs' constants.
+    B and L appear in a graph's constants and decide some of its operators. So only operators outside `PLAIN` count,
+    e.g. Tanh or LSTM, and only those that compute with the inputs. Numbers are those in the module's attributes, such
+    as the number of heads; they stand for the graphs' constants.
 
     Args:
-        inputs, outputs: its tables, with "B" and "L" in their shapes; `valid` does not count.
+        spec: the specification.
+        inputs, outputs: the tables with "B" and "L" in their shapes; `valid` does not count.
+        graphs: the graphs of all programs.
     """
     facts = {
         "inputs": [_row(entry) for entry in inputs if entry.role != "valid"],
@@ -50,12 +52,12 @@ def model_id(spec: StepSpec, inputs: Sequence[Input], outputs: Sequence[Output],
 
 
 def tensors_id(spec: StepSpec) -> str:
-    """SHA-256 over the module's tensors alone, which needs no graph: whether a module has the weights of another."""
+    """Return SHA-256 over the module's tensors, without graphs: equal for modules with equal weights."""
     return _digest(spec, b"")
 
 
 def _row(entry: Input | Output) -> msgspec.Raw:
-    """A row of a table as format 2.0 had it: what the tables imply is no part of an identity."""
+    """Return a table's row in the form of format 2.0: fields that later formats derive are left out of the hash."""
     implied = {name for names in DERIVED.values() for name in names}
     said = {name: getattr(entry, name) for name in entry.__struct_fields__ if name not in implied}
     return msgspec.Raw(msgspec.json.encode(said))
@@ -71,7 +73,7 @@ def _digest(spec: StepSpec, facts: bytes) -> str:
 
 
 def _computing(graph: ir.Graph) -> Iterator[str]:
-    """Operators that work on what a step is given; others make constants, beforehand or in the graph, or of sizes."""
+    """Yield the operators that compute with the step's inputs; others compute constants or sizes."""
     given = set(graph.inputs)
     for node in graph:
         if node.op_type not in ("Shape", "Size") and any(value in given for value in node.inputs):
@@ -80,17 +82,17 @@ def _computing(graph: ir.Graph) -> Iterator[str]:
 
 
 def own_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name, each once."""
+    """Return the module's parameters and buffers by name; a shared tensor comes once."""
     return dict(module.named_parameters()) | dict(module.named_buffers())
 
 
 def parameter_count(module: nn.Module) -> int:
-    """Number of trained values."""
+    """Return the number of values in the module's parameters."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 
 def _numbers(spec: StepSpec) -> dict[str, float]:
-    """Plain numbers in the module's attributes, by path; modes and states are none of its function."""
+    """Return the plain numbers in the module's attributes by path, without training modes and states."""
     states = {entry.attribute for entry in spec.states}
     return {
         path: value
@@ -100,7 +102,10 @@ def _numbers(spec: StepSpec) -> dict[str, float]:
 
 
 def _tensors(spec: StepSpec) -> Mapping[str, Tensor]:
-    """What the function depends on beside its arguments; a state that is kept as a buffer is none of it."""
+    """Return the parameters, buffers and initial values on which the step's results depend, by name.
+
+    A buffer that a `StateSpec` declares is a state, so only its initial value is included.
+    """
     states = {entry.attribute for entry in spec.states}
     found = {name: tensor for name, tensor in own_tensors(spec.module).items() if name not in states}
     for entry in spec.states:

@@ -1,4 +1,4 @@
-"""A trial of independence: a sequence's neighbours are changed, spoilt, reset and moved; its results may not differ."""
+"""Tests whether sequences of a batch are independent: changes one's neighbours and compares its results."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ from txl_export.families.own_module.stages import shapes_of
 
 Named: TypeAlias = dict[str, Any]
 _PLACES = 1e-4
-"""Relative difference by which a sequence's results may depend on its place in the batch."""
+"""Largest relative difference by which a sequence's results may depend on its place in the batch: matrix products round
+differently there."""
 _FAR = 1e4
-"""Neighbours' float inputs are multiplied by this, so that `if x.abs() > 100` shows."""
+"""Factor on the neighbours' float inputs in one trial, so that code like `if x.abs() > 100` shows."""
 _SEED = 4
-"""The seed was chosen: a file in half precision rounds by the place at 1 in 10 draws, and 4 of 24 seeds show it."""
+"""Seed of the inputs, a chosen one: a file in half precision rounds differently by place for 1 in 10 inputs, and 4 of
+24 seeds would have shown it."""
 
 
 def dependence(tries: Tries, length: int) -> str:
-    """Say why the sequences of a batch have to run together; "" where each is what it would be alone."""
+    """Return the reason why the sequences of a batch must run together; "" if they are independent."""
     spec = tries.eager.spec
     for state in spec.states:
         if state.grows is not None or state.initial is None:
@@ -36,10 +38,10 @@ def dependence(tries: Tries, length: int) -> str:
 
 
 def influence(tries: Tries, length: int) -> str:
-    """Say how sequences of a batch influence one another; "" where they do not.
+    """Return a sentence on how sequences of a batch influence one another; "" if they do not.
 
-    E.g. the first of three runs beside two that hold other values, then large ones, then NaN, then their first states;
-    it is at its first state beside two that are further on; and all three change places.
+    E.g. with three sequences: the first runs next to two that hold other values, then large values, NaN, and their
+    initial states. It starts anew next to two that are further on. Then all three change places.
     """
     if tries.batch_size == 1:
         return ""
@@ -60,7 +62,7 @@ def influence(tries: Tries, length: int) -> str:
     large = others | {name: others[name] * _FAR for name in floats if name.startswith("input")}
     spoilt = others | {name: torch.full_like(others[name], torch.nan) for name in floats}
     tried = [("a sequence", usual, {"other values": others, "large values": large, "NaN": spoilt})]
-    if shapes_of(first) == shapes_of(usual):  # only a reset brings both together in a batch
+    if shapes_of(first) == shapes_of(usual):  # only a reset brings an initial state next to a later one
         tried[0][2]["the first state"] = first
         tried.append(("a sequence that was just reset", first, {"later states": usual}))
     for whose, own, beside in tried:
@@ -76,19 +78,19 @@ def influence(tries: Tries, length: int) -> str:
     for given in (usual, others):
         movable = {name for name, one in given.items() if one is not None and axes[name].batch is not None}
         found, turned = run(given), run(given | {name: given[name].flip(axes[name].batch) for name in movable})
-        for name, row in product(found, range(last + 1)):  # by row: what differs is relative to the row's values
+        for name, row in product(found, range(last + 1)):  # by row: the difference is relative to the row's values
             if not difference(axes[name].one(turned[name], last - row), axes[name].one(found[name], row)) <= _PLACES:
                 return f"{name} of a sequence changes with its place in the batch"
     return ""
 
 
 def _called(**kinds: Mapping[str, Any]) -> Named:
-    """Tensors by what a message calls them, such as "state h"."""
+    """Return tensors by the names that messages use, e.g. "state h"."""
     return {f"{kind} {name}": tensor for kind, tensors in kinds.items() for name, tensor in tensors.items()}
 
 
 def _mixed(axes: Axes, own: Any, other: Any, row: int) -> Any:
-    """One sequence of the first tensor among others of the second."""
+    """Return a batch that holds sequence `row` of `own` among the other sequences of `other`."""
     if axes.batch is None or own is None or other is None:
         return own
     mixed = other.clone()

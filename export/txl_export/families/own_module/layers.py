@@ -1,4 +1,4 @@
-"""Layers of torch.nn, recognised by the names and shapes of their tensors, and by their class where a file tells it."""
+"""Recognises layers of torch.nn by the names and shapes of their tensors, and by their class if the file has it."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from torch import Tensor, nn
 _PLAIN = "CELU Dropout ELU Flatten GELU Hardsigmoid Hardswish Identity LeakyReLU Mish ReLU ReLU6 SELU SiLU Sigmoid "
 _PLAIN += "Softplus Tanh"
 WITHOUT_TENSORS = dict.fromkeys(_PLAIN.split(), ()) | dict.fromkeys(("LogSoftmax", "Softmax"), (-1,))
-"""Layers without tensors, and the arguments that they are written with."""
+"""Layers without tensors, each with the arguments that the written file gives them."""
 NOT_STORED = {
     **dict.fromkeys(("Conv1d", "Conv2d", "Conv3d"), "stride, padding, dilation and groups"),
     **dict.fromkeys(("CELU", "ELU", "LeakyReLU", "Softplus"), "the number that it is made with"),
     **dict.fromkeys(("LogSoftmax", "Softmax"), "its axis"),
 }
-"""What a file does not tell of a layer."""
+"""Arguments that a file of weights does not contain, in words, by layer class."""
 Size = int | str
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer of torch.nn, such as nn.Linear(4, 8), and what it makes of its input.
+    """A layer of torch.nn, such as nn.Linear(4, 8), with the features of its input and output.
 
     Attributes:
         kind: the class.
-        sizes, options: its arguments, without and with a name.
-        axes: where features are: "rows" as the last axis, "channels" as the second of three, "tokens" nowhere yet, ""
-            anywhere; another word for more axes than that.
+        sizes, options: its positional and its named arguments.
+        axes: the axis of features in its input. "rows": the last. "channels": the second of three. "tokens": none, ids
+            go in. "": any. Layers with more axes have a longer word, e.g. "channels of 2 axes".
     """
 
     kind: str
@@ -40,17 +40,17 @@ class Layer:
 
     @property
     def takes(self) -> int | None:
-        """Features of what goes in; of an embedding how many tokens there are. None for any number, the same."""
+        """The number of input features (of an embedding: of tokens); None: any number, unchanged in the output."""
         return self.sizes[0] if self.axes else None
 
     @property
     def gives(self) -> int | None:
-        """Features of what comes out."""
+        """The number of output features; None: as many as go in."""
         return self.sizes[:2][-1] if self.axes else None
 
     @property
     def states(self) -> tuple[tuple[Size, ...], ...]:
-        """Shapes of what a recurrent layer carries, e.g. ("B", 64) for a cell."""
+        """Shapes of the states that a recurrent layer carries, e.g. ("B", 64) for a cell."""
         if not self.kind.startswith(("LSTM", "GRU")):
             return ()
         layers = () if self.kind.endswith("Cell") else (self.options.get("num_layers", 1),)
@@ -58,14 +58,20 @@ class Layer:
 
     @property
     def text(self) -> str:
-        """The call that makes it."""
+        """The Python call that makes the layer, e.g. "nn.Linear(4, 8)"."""
         named = [f"{name}={value!r}".replace("'", '"') for name, value in self.options.items()]
         return f"nn.{self.kind}({', '.join([*map(repr, self.sizes), *named])})"
 
 
 @dataclass
 class Part:
-    """A part of a module, as names tell: its class, "" where it is not known, its own tensors, and its parts."""
+    """A part of a module, as dotted names describe it.
+
+    Attributes:
+        kind: its class; "" if the file does not say.
+        tensors: its own tensors by name.
+        parts: its parts by name.
+    """
 
     kind: str = ""
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -73,7 +79,7 @@ class Part:
 
 
 def parts_of(tensors: Mapping[str, Tensor], classes: Mapping[str, str]) -> Part:
-    """The module as a tree of its parts, from tensors and classes by dotted names."""
+    """Return the module as a tree of parts, from tensors and classes by dotted names."""
     top = Part()
 
     def at(path: list[str]) -> Part:
@@ -91,9 +97,9 @@ def parts_of(tensors: Mapping[str, Tensor], classes: Mapping[str, str]) -> Part:
 
 
 def layer_of(part: Part, name: str) -> Layer | None:
-    """The layer that a part is; None where it is something else.
+    """Return the layer that a part is; None if it is not one of the known layers.
 
-    `name` is the part's own: where the class is not known, it tells an embedding from a matrix.
+    `name` is the last part of its dotted name: if the class is unknown, "emb" in it tells an embedding from a Linear.
     """
     kind = part.kind.rpartition(".")[2] if part.kind.startswith("torch.nn.modules.") else ""
     shapes = {key: tuple(tensor.shape) for key, tensor in part.tensors.items()}
@@ -105,7 +111,7 @@ def layer_of(part: Part, name: str) -> Layer | None:
     if found is None or kind not in ("", found.kind) or any(0 in shape for shape in shapes.values()):
         return None
     try:
-        with torch.device("meta"):  # which takes no memory
+        with torch.device("meta"):  # the meta device allocates nothing
             made = getattr(nn, found.kind)(*found.sizes, **found.options)
     except (ValueError, TypeError, RuntimeError, ZeroDivisionError):
         return None
@@ -113,7 +119,7 @@ def layer_of(part: Part, name: str) -> Layer | None:
 
 
 def _recurrent(shapes: Mapping[str, tuple[int, ...]], end: str) -> Layer | None:
-    """An LSTM or a GRU, by the number of its gates; a cell of one where `end` is empty."""
+    """Return an LSTM or a GRU, recognised by its number of gates; a single cell if `end` is ""."""
     match shapes.get(f"weight_ih{end}"), shapes.get(f"weight_hh{end}"):
         case (int(rows), int(takes)), (_, int(hidden)) if hidden and rows // hidden in (3, 4):
             layers = sum(key.startswith("weight_ih_l") for key in shapes)

@@ -1,4 +1,4 @@
-"""Runs the user's own file, on this machine only, and takes the specification that its function returns."""
+"""Runs the user's file, on this machine only, and takes the specification that its function returns."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ EXPECTED = "expected FILE.py:FUNCTION, a function build(weights) that returns a 
 
 
 def load_spec(target: str, weights: str | None) -> StepSpec:
-    """What FUNCTION of FILE.py returns for a path of weights; `target` is cut at its last colon.
+    """Import FILE.py and call its FUNCTION with the path of weights; `target` is split at its last colon.
 
-    The file is imported under its own name, with its folder first on the path and its path alone in `sys.argv` as
-    long as it runs.
+    The file is imported under its own name. While it runs, its folder is first on `sys.path`, and `sys.argv` holds only
+    its path.
 
     Raises:
-        UsageError: there is no such file or function, or it takes or returns something else.
+        UsageError: there is no such file or function, or the function's arguments or result are wrong.
         OwnCodeError: the user's code raised an exception.
     """
     file, _, name = target.rpartition(":")
@@ -57,12 +57,12 @@ def load_spec(target: str, weights: str | None) -> StepSpec:
 
 
 def _imported(path: Path) -> ModuleType:
-    """The file as a module under its own name: torch.export asks for its source by that."""
+    """Import the file as a module under its own name, by which torch.export looks up source lines."""
     path = path.resolve()
     name = path.stem if path.stem.isidentifier() else "own_module"
     taken = sys.modules.get(name)
     if (taken is not None and getattr(taken, "__file__", None) != str(path)) or _is_another(name, path):
-        name = f"{name}_{zlib.crc32(str(path).encode()):08x}"  # the other module keeps its name
+        name = f"{name}_{zlib.crc32(str(path).encode()):08x}"  # the existing module keeps its name
     source = importlib.util.spec_from_file_location(name, path)
     if source is None or source.loader is None:
         raise UsageError(f"{path.name} is no Python file; {EXPECTED}")
@@ -79,7 +79,10 @@ def _imported(path: Path) -> ModuleType:
 
 
 def _is_another(name: str, path: Path) -> bool:
-    """Whether a module of Python's or an installed package has this name, and may be imported by it later."""
+    """Return whether a module of Python or an installed package has this name, e.g. `silero` for a user's silero.py.
+
+    Other code may import that module by this name later, so the user's file must not take the name.
+    """
     try:
         places = [place for place in sys.path if Path(place or ".").resolve() != path.parent]
         return name in sys.stdlib_module_names or PathFinder.find_spec(name, places) is not None
@@ -89,9 +92,9 @@ def _is_another(name: str, path: Path) -> bool:
 
 @contextmanager
 def importable(source: object) -> Iterator[None]:
-    """Modules beside FILE of FILE.py:FUNCTION can be imported in here, where no other has their name: a step may do so.
+    """Let the block import modules that lie next to FILE of FILE.py:FUNCTION, as a step may do when it runs.
 
-    The folder is the last on the path. First, it would hide modules that torch has yet to import.
+    The folder is last on `sys.path`: as the first, its files would hide modules that torch has yet to import.
     """
     file = str(source).rpartition(":")[0] if isinstance(source, (str, Path)) else ""
     folder = str(Path(file).resolve().parent)
@@ -118,7 +121,7 @@ def _function(module: ModuleType, name: str, path: Path) -> Callable[..., Any]:
 
 
 def _arguments(function: Callable[..., Any], weights: str | None, name: str) -> tuple[str | None, ...]:
-    """The weights, or nothing where the function takes none."""
+    """Return the arguments for the user's function: the weights' path, or () if it takes none."""
     try:
         signature = inspect.signature(function)
     except ValueError:
@@ -134,18 +137,19 @@ def _arguments(function: Callable[..., Any], weights: str | None, name: str) -> 
 
 @contextmanager
 def _as_a_script(path: Path) -> Iterator[None]:
-    """With the path and the arguments that Python would give the file: none, of this command's."""
+    """Run the block as a script: the file's folder is first on `sys.path`, `sys.argv` holds only its path."""
     folder, arguments, here = path.resolve().parent, sys.argv, Path.cwd()
     sys.path.insert(0, str(folder))
     sys.argv = [str(path)]
     try:
         yield
     except OwnCodeError as error:
-        if f"'{path.stem}'" in str(error) and _is_another(path.stem, path):  # silero.py has "import silero"
+        # a file silero.py with "import silero" imports itself
+        if f"'{path.stem}'" in str(error) and _is_another(path.stem, path):
             raise OwnCodeError(f"{error}; rename {path.name}, which hides {path.stem}", error.frames) from error
         raise
     finally:
         sys.argv = arguments
-        os.chdir(here)  # the bundle goes where the command was given
+        os.chdir(here)  # the user's file may have changed it, and the bundle's path is relative
         if str(folder) in sys.path:
             sys.path.remove(str(folder))

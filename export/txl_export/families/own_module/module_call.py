@@ -1,4 +1,4 @@
-"""Runs the user's module for one step, in whatever way it is called: inputs and states by name in, and out."""
+"""Calls the user's module for one step, whatever its calling convention: inputs and states by name go in and out."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from txl_export.families.own_module.spec import VALID, StepSpec
 Tensors: TypeAlias = Mapping[str, Tensor]
 Held: TypeAlias = Mapping[str, Tensor | None]
 Results: TypeAlias = tuple[dict[str, Tensor], dict[str, Tensor]]
-"""Outputs and states by name."""
+"""Outputs by name, and states by name."""
 
 FLOAT64_PARAMETERS = 100_000_000
-"""A larger module is not copied in double precision."""
+"""Maximum number of parameters of a module that is also computed in float64: the copy takes twice its memory."""
 _AGREEMENT = 1e-3
-"""Relative difference between a module and its copy in double precision that says that they compute the same."""
+"""Largest relative difference between a module and its float64 copy for the copy to serve as the reference."""
 
 
 @dataclass(frozen=True)
 class RawStep:
-    """One call as the module saw it: what it was given and what it returned, neither copied nor cast nor checked."""
+    """One call of the module: the tensors that went in and came out, neither copied nor cast nor checked."""
 
     inputs: dict[str, Tensor]
     states: dict[str, Tensor | None]
@@ -43,13 +43,13 @@ class RawStep:
 class Eager:
     """A module as a function of inputs and states, in eager mode.
 
-    Tensors are as a bundle has them, int32 where the module takes int64; they are cast on the way in and out. Nothing
-    that is given is written to, nothing that is returned shares memory with it, and attributes that are states are
-    afterwards what they were. The module is put into evaluation mode.
+    Tensors have the bundle's dtypes (int32 for the module's int64) and are cast on the way in and out. The arguments
+    are not written to, results share no memory with them, and attributes that hold states are restored after the call.
+    The module is put into evaluation mode.
 
     Attributes:
-        spec: of the step.
-        dtype: of floating inputs and states: float32, or float64 of a copy made by `in_float64`.
+        spec: the step's specification.
+        dtype: the dtype of floating inputs and states: float32, or float64 for a copy by `in_float64`.
     """
 
     def __init__(self, spec: StepSpec, dtype: torch.dtype = torch.float32) -> None:
@@ -57,15 +57,16 @@ class Eager:
         spec.module.eval()
 
     def __call__(self, inputs: Tensors, states: Held, valid: Tensor | None = None) -> Results:
-        """One step without gradients, its results checked against the specification.
+        """Run one step without gradients and check its results against the specification.
 
         Args:
-            states: by name; None, or left out, where one is absent.
-            valid: int32 [B], rows that count, for a module that takes them (`StepSpec.lengths`).
+            inputs: tensors by name.
+            states: tensors by name; None, or left out, for a state that is absent.
+            valid: int32 [B], the number of rows that count, for a module that takes it (`StepSpec.lengths`).
 
         Raises:
             OwnCodeError: the module raised an exception.
-            UsageError: it returned something else than was declared.
+            UsageError: a result differs from its declaration.
         """
         kept = {name: tensor if tensor is None else tensor.clone() for name, tensor in states.items()}
         step = self.checked({name: tensor.clone() for name, tensor in inputs.items()}, kept, valid)
@@ -73,16 +74,16 @@ class Eager:
         return outputs, {name: _narrowed(name, tensor).clone() for name, tensor in step.after.items()}
 
     def traced(self, inputs: Tensors, states: Held, valid: Tensor | None = None) -> Results:
-        """As a call, for use inside a module that is being captured: nothing is checked and no exception renamed."""
+        """Run one step inside a module that is being captured: without checks, and exceptions pass unchanged."""
         step = self.raw(inputs, states, valid)
         outputs = {name: _as_int32(tensor) for name, tensor in step.outputs.items()}
         return outputs, {name: _as_int32(tensor) for name, tensor in step.after.items()}
 
     def checked(self, inputs: Tensors, states: Held, valid: Tensor | None = None) -> RawStep:
-        """As a call, but what the module was given and returned is as it was.
+        """Run one step and check its results, but return the tensors themselves, neither copied nor cast.
 
         Raises:
-            OwnCodeError, UsageError: as a call.
+            OwnCodeError, UsageError: as `__call__` raises them.
         """
         batch, length = measured(self.spec, inputs)
         segments = f" with a segment of {length}" if self.spec.has_length else ""
@@ -92,7 +93,7 @@ class Eager:
         return step
 
     def raw(self, inputs: Tensors, states: Held, valid: Tensor | None = None) -> RawStep:
-        """The call itself; attributes that are states are copies of what is given, and put back afterwards."""
+        """Call the module; attributes that hold states are set to copies of `states`, and restored afterwards."""
         module, entries = self.spec.module, self.spec.states
         given = {entry.name: self._cast(inputs[entry.name], entry.module_dtype) for entry in self.spec.inputs}
         kept = {entry.attribute: entry for entry in entries if entry.attribute is not None}
@@ -114,7 +115,7 @@ class Eager:
         return None if tensor is None else tensor.to(self.dtype if dtype == "float32" else TORCH[dtype])
 
     def _check(self, step: RawStep, batch_size: int, length: int) -> None:
-        """Hold what came back against the specification: dtypes and sizes."""
+        """Refuse results whose dtypes or sizes differ from the specification."""
         sizes = f"for B = {batch_size} and L = {length}"
         for entry in self.spec.output_specs:
             wanted = None if entry.shape is None else entry.axes.sizes(batch_size, length)
@@ -126,27 +127,27 @@ class Eager:
 
 
 class Tries:
-    """Inputs and states to try a module on."""
+    """Makes inputs and states on which a module is tried."""
 
     def __init__(self, eager: Eager, batch_size: int, seed: int = 2) -> None:
         self.eager, self.batch_size = eager, batch_size
         self._generator = np.random.default_rng(seed)
 
     def inputs(self, length: int) -> dict[str, Tensor]:
-        """Those of one segment."""
+        """Return the inputs of one segment: pieces of the samples, else random."""
         spec = self.eager.spec
         return random_inputs(spec, self.batch_size, length, self._generator, spec.samples)
 
     def valid(self, length: int) -> Tensor:
-        """Every row of a segment counts."""
+        """Return `valid` int32 [B] with every position of the segment counting."""
         return torch.full((self.batch_size,), length, dtype=torch.int32)
 
     def fresh(self) -> States:
-        """Those before the first segment."""
+        """Return the states before the first segment."""
         return fresh_states(self.eager.spec, self.batch_size, self.eager.dtype)
 
     def states(self, length: int, segments: int = 2) -> States:
-        """Those after some segments from the start."""
+        """Return the states after `segments` segments from the start."""
         states = self.fresh()
         for _ in range(segments):
             states = dict(self.eager(self.inputs(length), states, self.valid(length))[1])
@@ -156,15 +157,22 @@ class Tries:
 def called(
     spec: StepSpec, given: dict[str, Tensor], held: dict[str, Tensor | None], valid: Tensor | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Call a module in its own way, with inputs and with the states that are arguments: outputs and states by name.
+    """Call a module by its own convention; return outputs and states by name.
+
+    Args:
+        spec: the specification.
+        given: the inputs.
+        held: the states that are arguments.
+        valid: int32 [B], passed only if the module takes it.
 
     Raises:
-        UsageError: it returned something else than was declared.
+        UsageError: the results differ from the declaration.
     """
     outputs, states = [entry.name for entry in spec.output_specs], list(held)
     if spec.step is None:
         results = spec.module(*given.values(), *held.values(), *([valid] if spec.lengths else []))
-        wanted, first = [*outputs, *states], len(outputs)  # an output may be called as a state is
+        # lists, not a dictionary: an output and a state may have the same name
+        wanted, first = [*outputs, *states], len(outputs)
         if len(wanted) == 1 and isinstance(results, Tensor):
             results = (results,)
         if not isinstance(results, tuple | list) or len(results) != len(wanted):
@@ -195,7 +203,7 @@ def _described(results: Any) -> str:
 def _compare(
     what: str, found: Any, dtypes: set[torch.dtype], wanted: tuple[int, ...] | None, grows: int | None = None
 ) -> None:
-    """Refuse a result that is no tensor of one of the dtypes and the sizes wanted, of which one may be smaller."""
+    """Refuse a result that is no tensor, or has a wrong dtype or size; axis `grows` may be shorter than declared."""
     if isinstance(found, FakeTensor):
         raise UsageError(
             f"{what} depends on a tensor that was left by a capture: the module keeps it outside itself, such as in a "
@@ -224,10 +232,10 @@ def _as_int32(tensor: Tensor) -> Tensor:
 
 
 def _narrowed(name: str, tensor: Tensor) -> Tensor:
-    """As int32 where it is int64.
+    """Return an int64 tensor as int32; other dtypes unchanged.
 
     Raises:
-        UsageError: a value is too large for that.
+        UsageError: a value does not fit int32.
     """
     narrow = _as_int32(tensor)
     if narrow is not tensor and not torch.equal(narrow.to(torch.int64), tensor):
@@ -236,7 +244,7 @@ def _narrowed(name: str, tensor: Tensor) -> Tensor:
 
 
 def in_float64(spec: StepSpec, batch_size: int, length: int) -> Eager | None:
-    """A copy of the module in double precision; None where it does not run in it, or computes something else."""
+    """Return a copy of the module in float64; None if it does not run in float64, or computes something else."""
     if sum(parameter.numel() for parameter in spec.module.parameters()) > FLOAT64_PARAMETERS:
         return None
     try:
@@ -245,16 +253,17 @@ def in_float64(spec: StepSpec, batch_size: int, length: int) -> Eager | None:
             if isinstance(value, Tensor) and value.dtype == torch.float32:
                 put(module, path, value.double())
         for part in module.modules():
-            if isinstance(part, torch.nn.RMSNorm) and part.eps is None:  # the dtype's, as it was
+            # None means the dtype's epsilon: keep float32's
+            if isinstance(part, torch.nn.RMSNorm) and part.eps is None:
                 part.eps = torch.finfo(torch.float32).eps
         double, single = Eager(replace(spec, module=module), torch.float64), Eager(spec)
         return double if _agree(single, double, batch_size, length) else None
-    except Exception:  # whatever third parties' code does in a precision that it was not written for
+    except Exception:  # other people's code may raise anything in a precision that it was not written for
         return None
 
 
 def _agree(single: Eager, double: Eager, batch_size: int, length: int) -> bool:
-    """Whether both compute the same over two segments, the second of them in double precision somewhere."""
+    """Return whether two segments agree in float32 and float64, and the float64 module returns any float64 at all."""
     tries, seen = Tries(single, batch_size, 0), False
     ours, theirs, valid = tries.fresh(), Tries(double, batch_size).fresh(), tries.valid(length)
     for _ in range(2):
@@ -269,5 +278,5 @@ def _agree(single: Eager, double: Eager, batch_size: int, length: int) -> bool:
 
 
 def difference(one: Tensor, other: Tensor) -> float:
-    """See `relative_difference`."""
+    """Return the relative difference of two tensors; see `relative_difference`."""
     return relative_difference(one.detach().numpy(), other.detach().numpy())

@@ -1,9 +1,9 @@
-"""The user's step as one function of flat tensors, with the inputs and outputs that a bundle's program has.
+"""The user's step as a function of a flat list of tensors, with the inputs and outputs of a bundle's program.
 
     inputs    the declared inputs · valid int32 [B] · the states that exist before the step
     outputs   the declared outputs · all states
 
-Where sequences are independent of one another, one with valid 0 keeps its states as they are.
+If sequences are independent, one with valid 0 keeps its states.
 """
 
 from __future__ import annotations
@@ -20,20 +20,22 @@ from txl_export.families.own_module.spec import VALID
 from txl_export.families.own_module.stages import Transition
 
 ROWS = "rows"
-"""The size of an axis that is left open."""
+"""Stands for the size of an open axis in a shape."""
 
 
 class StepNetwork(nn.Module):
-    """One program before it is a graph.
+    """One program, ready to be captured.
 
     Args:
-        open_rows: leave the rows of growing states open; they are inputs then even where there are none.
+        plan: the step.
+        transition: the shapes before and after, and the segment length.
+        open_rows: leave the number of rows of growing states open; they are inputs then even if they have no rows.
 
     Attributes:
-        inputs, outputs: of the program.
-        read: the states that are inputs.
-        module: the user's, so that its parameters are this one's.
-        length: L.
+        inputs, outputs: the program's inputs and outputs.
+        read: names of the states that are inputs.
+        module: the user's module, whose parameters are this network's.
+        length: the segment length L.
     """
 
     def __init__(self, plan: Plan, transition: Transition, open_rows: bool = False) -> None:
@@ -55,7 +57,7 @@ class StepNetwork(nn.Module):
         )
 
     def forward(self, *flat: Tensor) -> tuple[Tensor, ...]:
-        """One step; see the module's table."""
+        """Run one step; see the module's table."""
         plan, names = self._plan, [entry.name for entry in self._plan.inputs]
         given = dict(zip(names, flat, strict=False))
         valid = given.pop(VALID, None)
@@ -72,7 +74,7 @@ class StepNetwork(nn.Module):
 
     @property
     def batch_axes(self) -> dict[str, int]:
-        """The axis of sequences in each input and output of the program that has one, by name."""
+        """The batch axis of each input and output of the program that has one, by name."""
         axes = {entry.name: entry.axes.batch for entry in self._plan.inputs}
         axes |= {entry.name: entry.axes.batch for entry in self._plan.results}
         for state in self._states.values():
@@ -81,7 +83,7 @@ class StepNetwork(nn.Module):
 
     @property
     def open_axes(self) -> list[dict[int, object]]:
-        """Per input, what `torch.export` may not take for fixed."""
+        """For each input, the axes that `torch.export` must leave open."""
         axes: list[dict[int, object]] = [{} for _ in self.inputs]
         first = len(self.inputs) - len(self.read)
         for index, name in enumerate(self.read, first):
@@ -91,12 +93,12 @@ class StepNetwork(nn.Module):
         return axes
 
     def _without_rows(self, name: str) -> Tensor | None:
-        """A state that is no input: without rows, or absent."""
+        """Return the value of a state that is no input: a tensor without rows, or None if it is absent."""
         shape = self._transition.stage.shapes[name]
         return None if shape is None else torch.zeros(shape, dtype=TORCH[self._states[name].dtype])
 
     def _kept(self, name: str, valid: Tensor, new: Tensor, old: Tensor) -> Tensor:
-        """The new state of the sequences that run, the old one of the others."""
+        """Return the new state for sequences that run and the old state for idle ones."""
         axis = self._states[name].batch_axis
         assert axis is not None
         live = valid > 0

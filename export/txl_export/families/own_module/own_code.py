@@ -1,4 +1,4 @@
-"""What goes wrong inside the user's own code, told in one line with its place; their frames are kept beside it."""
+"""Turns exceptions of the user's own code into one line with the place, and keeps the traceback of that code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PYTHONS = tuple(Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib",
 _CALLER = str(Path(__file__).with_name("module_call.py"))
 _CAPTURING = frozenset({"torch", "sympy", "onnx", "onnxscript", "onnx_ir"})
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
-"""Folders of packages; an environment may read those of the system besides its own."""
+"""Names of folders with packages; an environment may use its own and the system's."""
 _FLOAT_INDICES = re.compile(
     r"argument #1 'indices' to have one of the following scalar types|tensors used as indices must be"
     r"|Expected dtype int64 for index|index tensor of type LongTensor"
@@ -33,7 +33,7 @@ class OwnCodeError(UsageError):
     """The user's own code failed.
 
     Attributes:
-        frames: the user's part of the traceback, several lines, for whoever looks for the cause.
+        frames: the user's part of the traceback, several lines, for debugging.
     """
 
     def __init__(self, message: str, frames: str = "") -> None:
@@ -43,12 +43,13 @@ class OwnCodeError(UsageError):
 
 @contextmanager
 def own_code(doing: str) -> Iterator[None]:
-    """Whatever the user's code raises in here becomes one line: what was being done, the exception, the place.
+    """Turn an exception of the user's code in this block into one line: `doing`, the exception, the place.
 
-    Errors of this project and interrupts pass. What the code prints goes to standard error: the other is for results.
+    This project's errors and interrupts pass. Output of the code goes to standard error, because standard output is for
+    results.
 
     Raises:
-        OwnCodeError: in place of what was raised.
+        OwnCodeError: in place of the exception.
     """
     try:
         with redirect_stdout(sys.stderr):
@@ -60,7 +61,7 @@ def own_code(doing: str) -> Iterator[None]:
 
 
 def failure(error: BaseException, doing: str) -> OwnCodeError:
-    """An exception of the user's code as an error of this project: "DOING: EXCEPTION (FILE:LINE: SOURCE)"."""
+    """Return an exception of the user's code as an error of this project: "DOING: EXCEPTION (FILE:LINE: SOURCE)"."""
     frames = users_frames(error.__traceback__)
     if isinstance(error, SyntaxError) and error.filename:
         place = f"{Path(error.filename).name}:{error.lineno}: {(error.text or '').strip()}"
@@ -72,7 +73,7 @@ def failure(error: BaseException, doing: str) -> OwnCodeError:
 
 
 def _advice(error: BaseException, inside: bool) -> str:
-    """What to do about an exception where its words tell; `inside`: it arose in the user's code, not at its call."""
+    """Return advice for an exception whose message is known, else "". `inside`: the user's code is in the traceback."""
     if _FLOAT_INDICES.search(str(error)):
         return "; declare token ids as such: InputSpec(..., tokens=V)"
     if not inside and isinstance(error, TypeError) and _LACKS_ARGUMENTS.search(str(error)):
@@ -81,25 +82,25 @@ def _advice(error: BaseException, inside: bool) -> str:
 
 
 def users_frames(trace: TracebackType | None) -> list[traceback.FrameSummary]:
-    """The frames that are the user's: not Python's, not an installed package's where others are left, never ours."""
+    """Return frames of the user's files; without any, those of packages other than torch and ONNX's."""
     found = [frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith("<")]
     own = [frame for frame in found if is_users(frame.filename)]
     return own or [frame for frame in found if is_a_models(frame.filename)]
 
 
 def is_users(file: str) -> bool:
-    """Whether a source file belongs to the user rather than to Python, an installed package or this project."""
+    """Return whether a source file belongs to the user, not to Python, an installed package or this project."""
     return _package(file) == ""
 
 
 def is_a_models(file: str) -> bool:
-    """True of a file of the user's, and of a package that is none of those that capture."""
+    """Return whether a source file is the user's, or of a package other than torch and ONNX's."""
     return _package(file) not in (None, *_CAPTURING)
 
 
 @cache
 def _package(file: str) -> str | None:
-    """The installed package that a source file belongs to: "" for the user's own file, None for Python's and ours."""
+    """Return the installed package of a source file: "" for the user's own file, None for Python's files and ours."""
     path = Path(file).resolve()
     package = next((name for folder, name in pairwise(path.parts) if folder in _INSTALLED), "")
     pythons = not package and any(path.is_relative_to(place) for place in _PYTHONS)
@@ -107,38 +108,39 @@ def _package(file: str) -> str | None:
 
 
 def described(frame: traceback.FrameSummary) -> str:
-    """A place in the user's code, in one line."""
+    """Return a place in the user's code in one line, e.g. "model.py:12: x = x + 1"."""
     return f"{Path(frame.filename).name}:{frame.lineno}: {frame.line or ''}".removesuffix(": ")
 
 
 def in_the_step(frames: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
-    """The frames behind the call of the user's step: a script that calls `txl_export.export` is no place in it."""
+    """Return the frames inside the call of the user's step; frames of the script that called us are left out."""
     called = max((number for number, frame in enumerate(frames) if frame.filename == _CALLER), default=len(frames))
     return list(frames[called + 1 :])
 
 
 def innermost(frames: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
-    """The user's innermost frame, and the innermost of all behind it, which is a package's where the user calls one."""
+    """Return the user's innermost frame, and, if that calls a package, the package's innermost frame."""
     found = [frame for frame in frames if is_a_models(frame.filename)]
     own = [frame for frame in found if is_users(frame.filename)]
     return [part[-1] for part in (own, found) if part]
 
 
 def place_of(frames: Sequence[traceback.FrameSummary]) -> str:
-    """These frames' innermost lines as they stand behind a message: " (model.py:12: if x.sum() > 0:)"; "" for none.
+    """Return the innermost lines of frames in the form for a message: " (model.py:12: if x.sum() > 0:)"; "" for none.
 
-    Where that line calls a package, the package's own follows: " (model.py:9: y = net(x), in net.py:33: x[x < 0] = 0)".
+    If that line calls a package, the package's own line follows: " (model.py:9: y = net(x), in net.py:33: x[x < 0] =
+    0)".
     """
     lines = dict.fromkeys(described(frame) for frame in innermost(frames))
     return f" ({', in '.join(lines)})" if lines else ""
 
 
 def place_in(trace: str) -> str:
-    """The same of a traceback that torch keeps as text."""
+    """Return the innermost lines, as `place_of` does, for a traceback that torch stores as text."""
     return place_of([traceback.FrameSummary(file, int(line), "") for file, line in _FRAME.findall(trace)])
 
 
 def _misfit(error: BaseException) -> str | None:
-    """The complaint of `load_state_dict`; None where something else failed."""
+    """Return a message for a failed `load_state_dict`; None for any other error."""
     _, misfit, what = str(error).partition("loading state_dict for ")
     return f"the weights do not fit {one_line(RuntimeError(what))}; give this module's own weights" if misfit else None

@@ -1,4 +1,4 @@
-"""What a bundle of a user's module will hold: found by running the module before any graph is made."""
+"""Plans a bundle of a user's module: runs the module before any graph is made, and makes the manifest's tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from txl_runtime.bundle.tables import Input, Output, Program, StateTensor
 from txl_runtime.errors import UsageError, some
 from txl_runtime.listener import Listener
 
-from txl_export.families.own_module.attributes import Kept, untouched
+from txl_export.families.own_module.attributes import ModuleCopy, untouched
 from txl_export.families.own_module.independence import dependence, influence
 from txl_export.families.own_module.module_call import Eager, Tries
 from txl_export.families.own_module.own_code import OwnCodeError
@@ -26,23 +26,23 @@ from txl_export.families.own_module.spec_checks import check_spec, remarks
 from txl_export.families.own_module.stages import MOST_GRAPHS, MOST_TRANSITIONS, Transition, reached, too_many
 
 _SECONDS = 10.0
-"""Seconds spent looking for a length that the module takes."""
+"""Seconds spent at most on looking for a segment length that the module takes."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A step, and what running it has shown.
+    """A step, with the facts that running it has shown.
 
     Attributes:
-        spec: the user's, its outputs with shapes ("B", "L" and numbers) and roles filled in.
-        batch_size: B.
-        segment_lengths: every L, largest first; (1,) where no input has an "L".
-        output_dtypes: of a bundle's outputs by name.
-        transitions: a program each.
-        streams: whether sequences are independent of one another, or all run or none.
-        reason: why they are not; "" for independent ones.
+        spec: the user's specification, with shapes ("B", "L" and numbers) and roles of outputs filled in.
+        batch_size: the batch size B.
+        segment_lengths: the segment lengths L, largest first; (1,) if no input has an "L".
+        output_dtypes: dtypes of the bundle's outputs by name.
+        transitions: changes of state shapes by a segment; each becomes a program.
+        streams: "independent", or "lockstep": all sequences run or none does.
+        reason: the reason for lockstep; "" for independent sequences.
         joint: whether sequences influence one another, so that a batch has to be complete.
-        warnings: what was found besides; the listener has heard it.
+        warnings: warnings, which the listener has received, too.
     """
 
     spec: StepSpec
@@ -57,17 +57,17 @@ class Plan:
 
     @property
     def outputs(self) -> tuple[OutputSpec, ...]:
-        """The outputs, all with a shape and a role."""
+        """The outputs, each with a shape and a role."""
         return self.spec.output_specs
 
     @property
     def reads_valid(self) -> bool:
-        """Whether programs read which sequences run, or how many rows of each count."""
+        """True if programs have the input `valid`: which sequences run, or how many positions of each count."""
         return self.streams == "independent" or self.spec.lengths
 
     @cached_property
     def inputs(self) -> tuple[Input, ...]:
-        """What programs read beside the states, as a manifest has it."""
+        """The manifest's table of inputs, without the states."""
         table = []
         for entry in self.spec.inputs:
             facts: dict[str, Any] = {
@@ -82,7 +82,7 @@ class Plan:
 
     @cached_property
     def results(self) -> tuple[Output, ...]:
-        """What programs return beside the states, as a manifest has it; logits have become log-probabilities."""
+        """The manifest's table of outputs, without states; the graph makes "logprobs" from "logits"."""
         table = []
         for entry in self.outputs:
             dtype: Any = "float32" if entry.role == "logits" else self.output_dtypes[entry.name]
@@ -92,12 +92,12 @@ class Plan:
 
     @cached_property
     def states(self) -> tuple[StateTensor, ...]:
-        """What steps carry, as a manifest has it."""
+        """The manifest's table of states."""
         return tuple(map(self._state, self.spec.states))
 
     @cached_property
     def initial_tensors(self) -> dict[str, Tensor]:
-        """The initial values of states that are tensors, by their names in the weight file."""
+        """The initial values of states that are tensors, by the names they get in the weight file."""
         found = {f"initial.{one.name}": initial_value(self.spec, one) for one in self.spec.states if one.grows is None}
         return {name: value.clone().contiguous() for name, value in found.items() if isinstance(value, Tensor)}
 
@@ -123,7 +123,7 @@ class Plan:
         )
 
     def manifest(self, programs: Sequence[Program], **more: Any) -> Manifest:
-        """The manifest of a bundle of this step, with what the step does not say: model_id, precision, family, …"""
+        """Return the manifest of this step's bundle; `more` are fields that the plan lacks, e.g. model_id."""
         return Manifest(
             format=FORMAT,
             format_version=FORMAT_VERSION,
@@ -142,36 +142,37 @@ class Plan:
 
     @property
     def too_many(self) -> str:
-        """Why not every transition can have a graph of its own; "" where it can."""
+        """The error message if there are too many transitions for a graph each; "" if there are not."""
         return too_many(self.transitions, MOST_GRAPHS) if len(self.transitions) > MOST_GRAPHS else ""
 
 
-def make_plan(spec: StepSpec, batch_size: int, segment_lengths: Sequence[int], heard: Listener) -> Plan:
+def make_plan(spec: StepSpec, batch_size: int, segment_lengths: Sequence[int], listener: Listener) -> Plan:
     """Run the module in every way that a bundle will, and refuse what no bundle can hold.
 
     Args:
-        segment_lengths: L's asked for; none for those of the specification, else 64 and 1, as far as the module takes
-            them.
+        segment_lengths: segment lengths L of the export; () for the specification's, or else those of 64 and 1 that the
+            module takes.
 
     Raises:
-        UsageError: the specification and the module do not agree, or the module does what a step must not.
-        OwnCodeError: it raised an exception.
+        UsageError: the specification and the module do not agree, or the module does what a step must not do, e.g.
+            keeps undeclared state.
+        OwnCodeError: the module raised an exception.
     """
     asked = check_spec(spec, batch_size, segment_lengths)
-    heard.stage("run the module")
+    listener.stage("run the module")
     run_first_call(spec, batch_size, asked)
     warnings = remarks(spec)
     with untouched(spec.module):
         spec.module.eval()
-        kept = Kept(spec.module)
+        kept = ModuleCopy(spec.module)
         try:
-            return _found(spec, batch_size, asked, kept, warnings, heard)
+            return _found(spec, batch_size, asked, kept, warnings, listener)
         finally:
             kept.put_back()
 
 
 def _found(
-    spec: StepSpec, batch_size: int, asked: Sequence[int], kept: Kept, warnings: list[str], heard: Listener
+    spec: StepSpec, batch_size: int, asked: Sequence[int], kept: ModuleCopy, warnings: list[str], listener: Listener
 ) -> Plan:
     if not kept.whole:
         warnings.append("the module has more than 2 GB of parameters: it was not tried whether calls change them")
@@ -201,7 +202,7 @@ def _found(
     if reason:
         warnings.append(f"the sequences run all or none, and are reset together: {reason}")
     for warning in warnings:
-        heard.warn(warning)
+        listener.warn(warning)
     streams: Literal["independent", "lockstep"] = "lockstep" if reason else "independent"
     joint = bool(reason) and any(influence(tries, length) for length in lengths)
     return Plan(
@@ -218,13 +219,13 @@ def _found(
 
 
 def _may_be_open(spec: StepSpec) -> bool:
-    """Whether one graph may take any number of rows."""
+    """Return whether one graph can take any number of rows: a state grows, and no state is absent at first."""
     entries = spec.states
     return any(entry.grows is not None for entry in entries) and all(entry.initial is not None for entry in entries)
 
 
 def _taken(eager: Eager, batch_size: int) -> tuple[tuple[int, ...], tuple[Transition, ...], list[str]]:
-    """The usual segment lengths that the module takes, their transitions, and why another is not among them."""
+    """Return the usual segment lengths that the module takes, their transitions, and notes on those that it refuses."""
     lengths: tuple[int, ...] = ()
     transitions: tuple[Transition, ...] = ()
     errors: dict[int, UsageError] = {}
@@ -256,7 +257,7 @@ def _taken(eager: Eager, batch_size: int) -> tuple[tuple[int, ...], tuple[Transi
 
 
 def _outputs(eager: Eager, batch_size: int, lengths: tuple[int, ...]) -> tuple[tuple[OutputSpec, ...], dict[str, str]]:
-    """The outputs with shapes and roles, and their dtypes in a bundle."""
+    """Return the outputs with shapes and roles, and the outputs' dtypes in a bundle."""
     tries, filled, dtypes = Tries(eager, batch_size), [], {}
     runs = {length: eager(tries.inputs(length), tries.fresh(), tries.valid(length))[0] for length in lengths}
     for entry in eager.spec.output_specs:
@@ -275,7 +276,10 @@ def _outputs(eager: Eager, batch_size: int, lengths: tuple[int, ...]) -> tuple[t
 
 
 def _shape(name: str, sizes: Mapping[int, tuple[int, ...]], batch_size: int) -> tuple[int | str, ...]:
-    """E.g. ("B", "L", 5) of {64: (4, 64, 5), 1: (4, 1, 5)}: batch first, "L" second where the values have that size."""
+    """Return an output's shape, e.g. ("B", "L", 5) for {64: (4, 64, 5), 1: (4, 1, 5)}.
+
+    The first axis is the batch; the second is "L" if its size equals every tried length.
+    """
     first = next(iter(sizes.values()))
     shape: tuple[int | str, ...] = ("B", *first[1:])
     if len(first) > 1 and all(other[1:2] == (length,) for length, other in sizes.items()):

@@ -1,17 +1,17 @@
-"""A step computes the same every time, and keeps nothing but its declared states: modules that do not are refused.
+"""Checks that a step computes the same every time and keeps only its declared states; refuses other modules.
 
-One experiment tells, of three runs of eight segments: four of usual inputs, one of inputs 10,000 times as large, one
-more of usual ones, and two that begin with the first states again, as after a reset.
+One experiment runs a chain of eight segments three times: four of usual inputs, one of inputs 10,000 times as large,
+one of usual inputs, and two that begin with the initial states again, as after a reset.
 
     1   the module as it is
-    2   the module put back to what it was, and the same segments again
-    3   the module put back before every segment, so that declared states alone go from one to the next
+    2   the module restored before the first segment, then the same segments
+    3   the module restored before every segment, so that only declared states pass from one to the next
 
-If 1 and 2 differ, the module draws random numbers, or keeps something where nothing is put back: outside itself. If 1
-and 3 differ, it keeps state that nobody declared. Where all are equal, a sample that is held until the next one is
-lost, or a neuron that has not fired yet, is state all the same: so a tensor that one call leaves may not be handed to
-torch by a later one, and of a Python number that calls raise, 0 to 128 and rounder ones are tried. Nobody was seen to
-read what is left.
+If 1 and 2 differ, the module draws random numbers, or keeps something outside itself, where nothing is restored. If 1
+and 3 differ, it keeps undeclared state. If all are equal, the module may still keep state that did not matter in eight
+segments, e.g. a sample that is held until the next one is lost. So two more checks follow. No call may hand torch a
+tensor that an earlier call left in the module. And a Python number that calls change is set to 0 … 128 and to round
+numbers, which must not change results. Anything else that calls leave in the module counts as never read.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from txl_runtime.errors import UsageError, some
 
 from txl_export.families.own_module.attributes import (
     GONE,
-    Kept,
+    ModuleCopy,
     leaves,
     place_in_python,
     put,
@@ -50,20 +50,23 @@ from txl_export.families.own_module.sizes import TORCH, usual_lengths
 from txl_export.families.own_module.spec import VALID, Named, StepSpec
 
 _SEGMENTS, _USUAL, _FAR, _RESET = 8, 4, 4, 6
-"""A chain has 8 segments: 4 usual ones, then one 1e4 times as large; at number 6 the first states come back."""
+"""Number of segments of a chain, of usual ones at its beginning, of the one with large inputs (numbers from 0), and of
+the one that starts with the initial states again."""
+_LATER = 16
+"""Number of segments until a state that seemed idle is tried again: compressed rows come after 12 segments."""
 _TIMES, _BATCH = 1e4, '"B"'
 _NUMBERS = sorted({*range(129), *(10**n + by for n in range(10) for by in (-1, 0)), *(2**n - 1 for n in range(8, 31))})
-"""Put in the place of a counter: an `if n % 100 == 0` or an `if n > 1000` shows."""
+"""Values that are put in place of a counter, so that `if n % 100 == 0` or `if n > 1000` changes the results."""
 _OUTSIDE = "something outside it has changed"
 Results = list[dict[str, Tensor]]
-"""For each segment its tensors, by "output y" or "state h"."""
+"""For each segment its tensors, by names such as "output y" or "state h"."""
 
 
 class UndeclaredError(UsageError):
-    """Calls keep what no state declares; its text has a second part of several lines.
+    """Calls keep something that no state declares; the message continues with lines of Python to declare it.
 
     Attributes:
-        details: "declare": those lines, each a `StateSpec` to paste or what to write first.
+        details: {"declare": those lines}: `StateSpec`s to paste, and assignments to write before them.
     """
 
     def __init__(self, message: str, lines: Sequence[str]) -> None:
@@ -75,28 +78,32 @@ class UndeclaredError(UsageError):
 
 
 def run_first_call(spec: StepSpec, batch_size: int, segment_lengths: Sequence[int]) -> None:
-    """Let a module change its weights as it does at its first call, if it does so whatever it is given.
+    """Let a module change its weights at its first call, if it does so for any input.
 
-    For example RWKV of transformers divides weights at its first call in evaluation mode, and sets a flag. The modes
-    stay as they are.
+    E.g. RWKV of transformers divides weights at its first call in evaluation mode and sets a flag. Training modes are
+    restored afterwards.
 
     Args:
-        segment_lengths: L's asked for, of which the first is used that the module takes.
+        spec: the step.
+        batch_size: the batch size B.
+        segment_lengths: segment lengths L of the export; the first that the module takes is used.
     """
     modes = {part: part.training for part in spec.module.modules()}
     tries, found = Tries(Eager(spec), batch_size), list[dict[str, Any]]()
-    kept = Kept(spec.module)
+    kept = ModuleCopy(spec.module)
     for length in tuple(segment_lengths) or usual_lengths(spec):
         with contextlib.suppress(UsageError):
             given, results = (tries.inputs(length), tries.fresh(), tries.valid(length)), Results()
-            for inputs in (given, (tries.inputs(length), *given[1:]), given):  # the third goes on: so does a counter
+            # the third call starts where the second ended, so a counter shows: it has gone on
+            for inputs in (given, (tries.inputs(length), *given[1:]), given):
                 if inputs is not given or not found:
                     kept.put_back()
                 outputs, after = tries.eager(*inputs)
                 results.append(outputs | {f"state {name}": one for name, one in after.items()})
                 found.append(kept.changed())
             break
-    steady = len(found) == 3 and not _difference(results[:1], results[2:])  # an average may begin at its first sample
+    # compare the first results only: an average may begin at its first sample
+    steady = len(found) == 3 and not _difference(results[:1], results[2:])
     now = found[-1] if steady else {}
     once = {path for path, value in now.items() if all(same(one.get(path), value) for one in found)}
     if any(isinstance(kept.values.get(path), Tensor) for path in once):
@@ -108,18 +115,18 @@ def run_first_call(spec: StepSpec, batch_size: int, segment_lengths: Sequence[in
         part.training = mode
 
 
-def check_step(tries: Tries, length: int, kept: Kept) -> list[str]:
+def check_step(tries: Tries, length: int, kept: ModuleCopy) -> list[str]:
     """Refuse a module that is no step.
 
     Args:
-        kept: the module as it was, and as it is afterwards.
+        kept: the record of the module, which is restored afterwards.
 
     Returns:
-        The paths of what calls leave in the module, and no later call was seen to read, such as an attention map.
+        Paths of attributes that calls write and no later call was seen to read, e.g. an attention map.
 
     Raises:
-        UsageError: it returns NaN, writes to its arguments, returns a state's memory as an output, computes something
-            else from the same, or keeps what was not declared.
+        UsageError: the module returns NaN, writes to its arguments, returns a state's memory as an output, is not
+            deterministic, or keeps undeclared state.
     """
     chain, module = _Chain(tries, length, kept), tries.eager.spec.module
     one = chain.begin()
@@ -154,7 +161,8 @@ def check_step(tries: Tries, length: int, kept: Kept) -> list[str]:
         read |= {path for path in moved if chain.differs(one, partial(put_back_at, module, path, kept.values))}
     if differs or read:
         paths = sorted(read or moved)
-        paths = [path for path in paths if not any(other.startswith(f"{path}.") for other in paths)]  # was None
+        # of "memory" and "memory.0" keep "memory.0": the attribute was None before
+        paths = [path for path in paths if not any(other.startswith(f"{path}.") for other in paths)]
         if not paths:
             raise UsageError(f"{differs} depends on earlier calls, and no attribute of the module changes: {_OUTSIDE}")
         lines = _declarations(chain, one, paths)
@@ -168,14 +176,14 @@ def check_step(tries: Tries, length: int, kept: Kept) -> list[str]:
 
 
 class _Chain:
-    """Segments of one length, and the module that runs them."""
+    """A chain of segments of one length, and the module that runs it."""
 
-    def __init__(self, tries: Tries, length: int, kept: Kept) -> None:
+    def __init__(self, tries: Tries, length: int, kept: ModuleCopy) -> None:
         self.tries, self.length, self.kept = tries, length, kept
         self.segments = [tries.inputs(length) for _ in range(_SEGMENTS)]
 
     def begin(self) -> Results:
-        """The first run; without large inputs where the module takes none, such as indices of a table."""
+        """Run the chain for the first time; without large inputs if the module refuses them, e.g. as indices."""
         usual = self.segments[_FAR]
         self.segments[_FAR] = {name: one * _TIMES if one.is_floating_point() else one for name, one in usual.items()}
         with contextlib.suppress(UsageError):
@@ -189,7 +197,7 @@ class _Chain:
         most: int = _SEGMENTS,
         around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
     ) -> Results:
-        """A chain from the module as it was; `between` is called before each segment, which runs within `around()`."""
+        """Restore the module and run the chain; `between` runs before each segment, which runs in `around()`."""
         self.kept.put_back()
         results, states = Results(), self.tries.fresh()
         for number, inputs in enumerate(self.segments[:most]):
@@ -204,18 +212,19 @@ class _Chain:
         return results
 
     def differs(self, expected: Results, between: Callable[[], None], most: int = _SEGMENTS) -> bool:
-        """True where a chain computes something else with this between its segments, or fails."""
+        """Return whether the chain computes something else, or fails, if `between` is called before each segment."""
         try:
             return bool(_difference(expected, self.run(between, most)))
         except (UsageError, LookupError, AttributeError, TypeError):
             return True
 
     def touched(self, paths: Collection[str]) -> set[str]:
-        """The paths whose tensors, as one segment has left them, a later one hands to torch, be it for their size."""
+        """Return the paths whose tensors, left by one segment, a later segment passes to any function of torch."""
         found, calls = set[str](), count()
 
         def watching() -> _Touching:
-            now = leaves(self.tries.eager.spec.module) if next(calls) else {}  # before the first one nothing is left
+            # nothing is left before the first segment
+            now = leaves(self.tries.eager.spec.module) if next(calls) else {}
             return _Touching({path: one for path in paths if isinstance(one := now.get(path), Tensor)}, found)
 
         if paths:
@@ -223,10 +232,13 @@ class _Chain:
         return found
 
     def decides(self, expected: Results, path: str, value: Any) -> bool:
-        """True of a number that is read: a float, or a whole one in whose place others change the first segment."""
+        """Return whether the chain reads a number that calls leave at `path`.
+
+        A float counts as read. A whole number or a flag counts as read if other values change the first segment.
+        """
         module = self.tries.eager.spec.module
         if isinstance(value, Tensor) or value is GONE:
-            return False  # see `touched`
+            return False  # `touched` looks at tensors
         if not isinstance(value, (int, np.integer)):
             return True
         others = (False, True) if isinstance(value, bool) else _NUMBERS
@@ -234,19 +246,21 @@ class _Chain:
 
 
 class _Touching(TorchFunctionMode):
-    """Notes which tensors torch's functions are given; sizes and other properties are asked for by functions, too.
+    """Records which tensors are passed to torch's functions, including calls that only ask for a size or property.
 
     Args:
-        watched: by name; a view of one counts as that one.
+        watched: tensors by name; a view counts as its tensor.
+        found: the names of recorded tensors are added to this set.
     """
 
     def __init__(self, watched: Mapping[str, Tensor], found: set[str]) -> None:
         super().__init__()
-        self._found, self._held = found, watched  # held: memory that is let go is given to others
+        # hold the tensors, or their freed memory could belong to other tensors
+        self._found, self._held = found, watched
         self._memory = {name: _storage(one) for name, one in watched.items() if one.numel()}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call a function; one that only writes to its first argument does not read that."""
+        """Call a function; copy_, fill_ and zero_ only write to their first argument, so it does not count as read."""
         with torch._C.DisableTorchFunction():
             read = args[1:] if getattr(func, "__name__", "") in ("copy_", "fill_", "zero_") else args
             tensors = [leaf for leaf in tree_leaves((read, kwargs)) if isinstance(leaf, Tensor) and leaf.numel()]
@@ -258,12 +272,12 @@ class _Touching(TorchFunctionMode):
 def _storage(tensor: Tensor) -> int:
     try:
         return int(tensor.untyped_storage()._cdata)
-    except (NotImplementedError, RuntimeError):  # a sparse tensor has none
+    except (NotImplementedError, RuntimeError):  # a sparse tensor has no storage
         return id(tensor)
 
 
 def _difference(one: Results, other: Results) -> str:
-    """The output or state that differs first between two runs; "" where nothing does."""
+    """Return the first output or state that differs between two runs; "" if all are equal."""
     for ours, theirs in zip(one, other, strict=False):
         for what in ours:
             if what not in theirs or not same_bits(ours[what], theirs[what]):
@@ -272,7 +286,7 @@ def _difference(one: Results, other: Results) -> str:
 
 
 def _check_numbers(spec: StepSpec, results: Results) -> None:
-    """NaN cannot be compared with anything."""
+    """Refuse results with NaN, which cannot be compared with anything."""
     given = "random inputs" if spec.samples is None else "the inputs that it was given"
     for what, tensor in (pair for found in results for pair in found.items()):
         if tensor.is_floating_point() and bool(tensor.isnan().any()):
@@ -283,7 +297,7 @@ def _check_numbers(spec: StepSpec, results: Results) -> None:
 
 
 def _check_call(tries: Tries, length: int) -> None:
-    """After a call its arguments hold what they held, and no output shares its memory with a state."""
+    """Refuse a call that writes to its arguments, or whose output shares memory with a state."""
     inputs, states = tries.inputs(length), tries.states(length)
     held = {name: None if one is None else one.clone() for name, one in states.items()}
     step = tries.eager.checked({name: one.clone() for name, one in inputs.items()}, held, tries.valid(length))
@@ -312,7 +326,7 @@ class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Watches for random numbers.
 
     Attributes:
-        place: in the user's code, where the first ones were drawn; "" if none were.
+        place: the line of the user's code that drew the first random numbers; "" if none did.
     """
 
     def __init__(self) -> None:
@@ -327,11 +341,11 @@ class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _declarations(chain: _Chain, one: Results, paths: Sequence[str]) -> list[str]:
-    """Lines of Python to paste: what to write before the StepSpec, and its states, a StateSpec for each path."""
+    """Return lines of Python to paste: assignments to write before the StepSpec, and a StateSpec for each path."""
     tries, module, values, seen = chain.tries, chain.tries.eager.spec.module, chain.kept.values, list[dict[str, Any]]()
     for batch, segments in ((tries.batch_size, 1), (tries.batch_size, _SEGMENTS), (tries.batch_size + 1, 1)):
         chain.kept.put_back()
-        with contextlib.suppress(UsageError):  # pytorch-tcn streams one sequence alone
+        with contextlib.suppress(UsageError):  # pytorch-tcn streams only one sequence
             Tries(tries.eager, batch).states(chain.length, segments)
         seen.append(chain.kept.changed())
     first, last, wider = seen
@@ -359,7 +373,7 @@ def _declarations(chain: _Chain, one: Results, paths: Sequence[str]) -> list[str
                 said, begin = f"{said}, grows={grows}", "None"
             elif begins is None and chain.differs(one, partial(put, module, path, zeros), 1):
                 said, begin = f"{said}, initial=None", "None"
-            if new and last_name.isdigit():  # such as self.memory = None, and then a list of two tensors
+            if new and last_name.isdigit():  # e.g. self.memory = None at first, then a list of two tensors
                 before[of_list] = f"{of_list} = [None] * {len(within)}"
             elif new:
                 before[place] = f"{place} = {begin}"
@@ -375,7 +389,7 @@ def _declarations(chain: _Chain, one: Results, paths: Sequence[str]) -> list[str
 
 
 def _no_state(module: nn.Module, path: str) -> str:
-    """Say that a tensor in a tuple, a parameter or a float16 can be no state, and what to do; "" where it can."""
+    """Return why the value at a path can be no state and what to do, e.g. for a parameter; "" if it can be one."""
     owner, value = None, None
     with contextlib.suppress(LookupError):
         value, owner = value_at(module, path), value_at(module, path.rpartition(".")[0]) if "." in path else module
@@ -389,19 +403,22 @@ def _no_state(module: nn.Module, path: str) -> str:
 
 
 def _tuple(tensor: Tensor, at: int | None, batch: str) -> str:
-    """A tensor's sizes as Python has them, with a word at the batch axis."""
+    """Return a tensor's sizes as a Python tuple, with `batch` in place of the size on axis `at`."""
     sizes = [batch if axis == at else str(size) for axis, size in enumerate(tensor.shape)]
     return f"({', '.join(sizes)}{',' * (len(sizes) == 1)})"
 
 
 def _axis(one: Any, other: Any) -> int | None:
-    """The first axis along which two tensors have different sizes."""
+    """Return the first axis along which two tensors have different sizes; None if there is none."""
     sizes = (one.shape, other.shape) if isinstance(one, Tensor) and isinstance(other, Tensor) else ((), ())
     return next((axis for axis, pair in enumerate(zip(*sizes, strict=False)) if pair[0] != pair[1]), None)
 
 
 def tidied(spec: StepSpec, paths: Sequence[str], values: Mapping[str, Any]) -> StepSpec:
-    """The same step, before and after which some paths of its module hold `values`, as `Kept.values` has them."""
+    """Return the same step with some attributes of its module set to `values` before and after each call.
+
+    `values` are those of `ModuleCopy.values`; the attributes are written by calls and never read.
+    """
 
     def step(module: Any, inputs: Named, states: Named) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         for path in paths:
@@ -417,7 +434,7 @@ def tidied(spec: StepSpec, paths: Sequence[str], values: Mapping[str, Any]) -> S
 
 
 def constant_states(tries: Tries, lengths: Sequence[int], segments: int) -> list[str]:
-    """The declared states that come back as they went in, in every one of some segments from the start."""
+    """Return the declared states that come back unchanged from each of `segments` + 4 segments from the start."""
     constant = [entry.name for entry in tries.eager.spec.states]
     for length in lengths:
         states: Mapping[str, Tensor | None] = tries.fresh()
@@ -429,13 +446,21 @@ def constant_states(tries: Tries, lengths: Sequence[int], segments: int) -> list
 
 
 def idle_states(tries: Tries, length: int, segments: int) -> list[str]:
-    """The declared states that change no output of four segments, whatever they hold after some from the start."""
+    """Return declared states whose value changes no output of four segments, `segments` after the start.
+
+    Rows that have left a first memory are read late, so states that seem idle are tried again after `_LATER` more.
+    """
+    idle = _idle_after(tries, length, segments)
+    return [name for name in _idle_after(tries, length, segments + _LATER) if name in idle] if idle else []
+
+
+def _idle_after(tries: Tries, length: int, segments: int) -> list[str]:
     start, fresh = tries.states(length, segments), tries.fresh()
     chain = [tries.inputs(length) for _ in range(_USUAL)]
 
     def outputs(states: Mapping[str, Tensor | None]) -> Results:
         seen = Results()
-        with contextlib.suppress(UsageError):  # it may not run from there
+        with contextlib.suppress(UsageError):  # the module may not run from changed states
             for inputs in chain:
                 found, states = tries.eager(inputs, states, tries.valid(length))
                 seen.append(found)

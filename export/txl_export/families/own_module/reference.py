@@ -1,4 +1,4 @@
-"""The user's module as the reference of its bundle: in double precision where it runs there, one sequence at a time."""
+"""The user's module as the reference of its bundle: in float64 if it runs there, one sequence at a time."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ from txl_export.proof.references import Reference, States
 from txl_export.proof.threads import SMALL
 
 BATCH_AGREEMENT = 1e-4
-"""A sequence alone and among copies of itself may differ so much by rounding."""
+"""Largest difference, relative and absolute, that rounding explains between a sequence alone and among its copies."""
 WIDER = (64, 8)
-"""Ranges of whole numbers that a module is tried with before 0 and 1 are all that it is given."""
+"""Upper limits of integer inputs, largest first. If the module takes integers below neither, it gets 0 and 1."""
 
 
 class ModuleReference(Reference):
-    """See `Reference`. Log-probabilities are made of logits as the bundle makes them.
+    """The module as a `Reference`. Log-probabilities are computed from logits, as the bundle does.
 
-    A module that does not take a batch of one, or computes something else there, is given its own batch size, filled
-    with copies of the one sequence.
+    If the module does not take a batch of one, or computes something else there, it gets B copies of the one sequence.
 
     Attributes:
         in_double: whether it computes in float64.
@@ -88,11 +87,14 @@ class ModuleReference(Reference):
         return torch.from_numpy(np.asarray(values, order="C"))
 
     def _widest(self, name: str) -> int:
-        """What an input can stay below: the module takes the largest such number, and returns finite ones for it."""
+        """Return the largest bound in `WIDER` below which the module takes integers for an input, else 2.
+
+        The test is that the module takes n - 1 and returns finite numbers.
+        """
         return next((most for most in WIDER if self._tried(name, most - 1)), 2)
 
     def _going_on(self, name: str) -> bool | None:
-        """The value of a flag with which more of a step depends on the state: True of "go on", False of "begin"."""
+        """Return the flag's value for which results depend more on the state, e.g. False for a flag "begin"."""
         depends = dict[bool, int]()
         for value in (False, True):
             first, later = (self._tried(name, value, segments) for segments in (0, 2))
@@ -102,7 +104,11 @@ class ModuleReference(Reference):
         return max(depends, key=depends.__getitem__, default=None)
 
     def _tried(self, name: str, value: int, segments: int = 0) -> list[Tensor]:
-        """Results of a step, after so many others, whose input is this throughout; none if refused or infinite."""
+        """Run a segment whose input `name` is `value` everywhere, after `segments` random segments.
+
+        Returns:
+            The results; [] if the module refuses the value or returns numbers that are not finite.
+        """
         tries, length = Tries(Eager(self._plan.spec), self._plan.batch_size), self._plan.segment_lengths[0]
         given = tries.inputs(length)
         with contextlib.suppress(UsageError):
@@ -113,7 +119,7 @@ class ModuleReference(Reference):
         return []
 
     def _takes_one(self) -> bool:
-        """Whether the module runs with a batch of one, and computes there what it does for each of B copies."""
+        """Return whether the module runs with a batch of one and computes the same there as for each of B copies."""
         spec, length, many = self._eager.spec, self._plan.segment_lengths[-1], self._plan.batch_size
         inputs = random_inputs(spec, 1, length, np.random.default_rng(0), spec.samples)
         states, counts = fresh_states(spec, 1, self._eager.dtype), torch.full((1,), length, dtype=torch.int32)
@@ -138,14 +144,14 @@ def _first(tensor: Tensor, axis: int | None) -> Tensor:
 
 
 def _agree(one: Tensor, other: Tensor) -> bool:
-    """Whether two are the same but for rounding."""
+    """Return whether two tensors are equal; floats may differ by rounding (`BATCH_AGREEMENT`)."""
     if not one.is_floating_point():
         return bool(torch.equal(one, other))
     return bool(torch.allclose(one, other, rtol=BATCH_AGREEMENT, atol=BATCH_AGREEMENT, equal_nan=True))
 
 
 def _returned(tensor: Tensor, axis: int | None, one: bool) -> Array:
-    """An array of what came back; of the first sequence, where all were the same."""
+    """Return a tensor as an array; `one`: only the first sequence, because all are copies."""
     if type(tensor) not in (Tensor, torch.nn.Parameter):
         raise UsageError(
             f"after it was captured the module returns a {type(tensor).__name__}, because it keeps what it computes in "

@@ -1,11 +1,12 @@
-"""A graph, run in ONNX Runtime on real values and compared with the network it was captured from.
+"""Runs a graph in ONNX Runtime on real values and compares it with the network it was captured from.
 
-A graph that loads can still compute something else: a capture may have taken a value for a constant. So it is run on
-states that steps have led to, and on several inputs.
+A graph that loads can still compute something else: the capture may have taken a value for a constant. So the graph
+runs from states that real steps have reached, with several inputs.
 """
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,12 +36,14 @@ from txl_export.families.own_module.stages import Stage, Transition
 from txl_export.graphs.shared_weights import SMALL
 
 EXAMPLES = 4
+_INNER = re.compile(r" \['[^']*(?:'\]?)?")
+"""Matches the graph's own name of a value in a refusal, as in "… at GatherND ['val_653']"."""
 FURTHER = 3
-"""Steps that a state is led on where it can be, so that it is not the start."""
+"""Additional steps before a comparison, if shapes allow them, so that states differ from initial ones."""
 
 
 class Example(NamedTuple):
-    """Arguments of a network, and what it returns for them."""
+    """Arguments of a network (`given`), and the results that it returns for them (`wanted`)."""
 
     given: tuple[Tensor, ...]
     wanted: tuple[Tensor, ...]
@@ -50,17 +53,18 @@ class RehearsalError(Exception):
     """A graph does not load, does not run, or computes something else; the message says which.
 
     Attributes:
-        elsewhere: whether it does so with other values than those it was captured with.
-        fed_size: whether a size in it follows from what the model is fed.
+        elsewhere: whether it fails only for values other than those it was captured with.
+        fed_size: whether a size in the graph depends on values of inputs.
+        inner: a text with the graph's own name of a value, such as val_653, which the message leaves out.
     """
 
-    def __init__(self, message: str, elsewhere: bool = False, fed_size: bool = False) -> None:
+    def __init__(self, message: str, elsewhere: bool = False, fed_size: bool = False, inner: str = "") -> None:
         super().__init__(message)
-        self.elsewhere, self.fed_size = elsewhere, fed_size
+        self.elsewhere, self.fed_size, self.inner = elsewhere, fed_size, inner
 
 
 def examples_for(plan: Plan, transition: Transition, network: StepNetwork, count: int = EXAMPLES) -> list[Example]:
-    """Real values at a stage: states that other inputs have led to each time; every second time with idle sequences."""
+    """Return examples at a stage, each with inputs and states of its own; every second example has idle sequences."""
     eager, found = Eager(plan.spec), []
     for number in range(count):
         draws = np.random.default_rng(number)
@@ -80,17 +84,17 @@ def examples_for(plan: Plan, transition: Transition, network: StepNetwork, count
 
 
 def rehearse(model: ir.Model, network: StepNetwork, examples: Sequence[Example]) -> None:
-    """Load and run a graph, and hold its results against the network's.
+    """Load and run a graph, and compare its results with the network's.
 
     Raises:
-        RehearsalError: it is not the network, or breaks the rules of a bundle's graphs.
+        RehearsalError: the graph differs from the network, or breaks the rules of a bundle's graphs.
     """
     with tempfile.TemporaryDirectory(prefix="txl-deploy-rehearsal-") as place:
         path = Path(place) / "rehearsal.onnx"
         ir.save(model, path, external_data=WEIGHTS, size_threshold_bytes=SMALL)
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
-        options.add_session_config_entry("session.x64quantprecision", "1")  # as the runtime does
+        options.add_session_config_entry("session.x64quantprecision", "1")  # the runtime sets it, too
         try:
             onnx.shape_inference.infer_shapes(
                 onnx.load(path, load_external_data=False), check_type=True, strict_mode=True
@@ -118,17 +122,18 @@ def _try_example(
 
 
 def _check_structure(path: Path) -> None:
-    """Hold a graph against what a bundle's may have."""
+    """Refuse a graph that the rules of a bundle's graphs forbid."""
     weights = path.with_name(WEIGHTS)
     try:
         Walk(path.read_bytes(), "step", WEIGHTS, weights.stat().st_size if weights.exists() else 0)
     except RefusedError as refused:
-        text = "its graph has {}, expected {}".format(*refused.args)
-        raise RehearsalError(text, fed_size=isinstance(refused, FedSizeError)) from None
+        found, expected = refused.args
+        text = f"its graph has {_INNER.sub('', found)}, expected {expected}"
+        raise RehearsalError(text, fed_size=isinstance(refused, FedSizeError), inner=found) from None
 
 
 def first_sequences(example: Example, network: StepNetwork, count: int) -> Example:
-    """The part of an example that concerns the first sequences: each is what it would be without the others."""
+    """Return an example with only the first `count` sequences: results of independent sequences stay the same."""
     axes = network.batch_axes
 
     def cut(specs: Sequence[TensorSpec], tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -142,7 +147,7 @@ def first_sequences(example: Example, network: StepNetwork, count: int) -> Examp
 
 
 def _apart(name: str, found: NDArray[np.generic], wanted: NDArray[np.generic]) -> str:
-    """What of a result is not the module's; "" where all is."""
+    """Return a sentence on how a result of the graph differs from the module's; "" if it does not."""
     if found.shape != wanted.shape or found.dtype != wanted.dtype:
         kinds = [f"{one.dtype} {list(one.shape)}" for one in (found, wanted)]
         return f"the graph's {name} is {kinds[0]}, the module's {kinds[1]}"
@@ -161,7 +166,7 @@ def _apart(name: str, found: NDArray[np.generic], wanted: NDArray[np.generic]) -
 
 
 def _counts(plan: Plan, length: int, number: int, draws: np.random.Generator) -> Tensor:
-    """Rows that count: all of them, or of every second example whatever is allowed."""
+    """Return `valid` int32 [B]: all positions; in every second example fewer, or idle sequences."""
     counts = np.full(plan.batch_size, length, np.int32)
     if number % 2:
         least = 0 if plan.streams == "independent" else 1
@@ -174,7 +179,7 @@ def _counts(plan: Plan, length: int, number: int, draws: np.random.Generator) ->
 
 
 def _states_at(plan: Plan, stage: Stage, eager: Eager, draws: np.random.Generator) -> States:
-    """States that steps have led to, at a stage; further than its first ones where a step stays there."""
+    """Return states of a stage that real steps have reached, by the way that `_way` finds."""
     states = fresh_states(plan.spec, plan.batch_size)
     for transition in _way(plan, stage):
         inputs = random_inputs(plan.spec, plan.batch_size, transition.length, draws, plan.spec.samples)
@@ -185,9 +190,9 @@ def _states_at(plan: Plan, stage: Stage, eager: Eager, draws: np.random.Generato
 
 
 def _way(plan: Plan, stage: Stage) -> list[Transition]:
-    """The fewest segments from the start to a stage, and some that stay there."""
+    """Return the fewest transitions from the start to a stage, then up to `FURTHER` that stay at this stage."""
     came: dict[int, Transition] = {}
-    for one in plan.transitions:  # as they were found: the first that leads to a stage is the nearest
+    for one in plan.transitions:  # in the order of search: the first that leads to a stage is on the shortest way
         came.setdefault(one.after.number, one)
     way: list[Transition] = []
     number = stage.number

@@ -1,4 +1,4 @@
-"""The numbers behind a specification: shapes with sizes, states as they begin, inputs to try a module on."""
+"""Concrete values for a specification: shapes with sizes, initial states, and inputs to try a module on."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from txl_export.families.own_module.attributes import same_bits, value_at
 from txl_export.families.own_module.spec import InputSpec, StateSpec, StepSpec
 
 TORCH = {"float32": torch.float32, "int32": torch.int32, "int64": torch.int64, "bool": torch.bool}
-"""What the words of a specification are in torch."""
+"""torch's dtype for each dtype of a specification."""
 
 States = dict[str, Tensor | None]
-"""State tensors by name, as a bundle has them: int32 for int64; None where one is absent."""
+"""State tensors by name, with the bundle's dtypes (int32 for int64); None for a state that is absent."""
 
 
 def in_bundle(dtype: str) -> str:
-    """What a bundle has in place of what a module takes."""
+    """Return a dtype as a bundle stores it: "int32" for "int64", any other unchanged."""
     return "int32" if dtype == "int64" else dtype
 
 
 def usual_lengths(spec: StepSpec) -> tuple[int, ...]:
-    """Segment lengths that are tried where none are given."""
+    """Return the segment lengths that are tried if the user gives none."""
     return (64, 1) if spec.has_length else (1,)
 
 
 def shown(sizes: tuple[int, ...]) -> str:
-    """A shape in a message."""
+    """Return a shape as a message shows it, e.g. "4 × 64"."""
     return " × ".join(map(str, sizes)) if sizes else "a single number"
 
 
 def measured(spec: StepSpec, inputs: Mapping[str, Tensor]) -> tuple[int, int]:
-    """B and L of inputs; 1 where no shape has the letter."""
+    """Return the batch size B and segment length L of inputs; 1 for a letter that is in no shape."""
     batch_size = length = 1
     for entry in spec.inputs:
         if entry.axes.batch is not None:
@@ -54,12 +54,12 @@ def state_specs(spec: StepSpec) -> dict[str, StateSpec]:
 
 
 def initial_value(spec: StepSpec, entry: StateSpec) -> float | Tensor | None:
-    """What one sequence's part of a state starts as, as a bundle has it; None where the state is absent.
+    """Return the initial value of one sequence's part of a state, in a bundle's type; None if the state is absent.
 
     E.g. 0.0, or a tensor [1, 64] for the shape (2, "B", 64): it broadcasts over the shape without "B".
 
     Raises:
-        UsageError: it is the name of nothing, or no number, tensor or name, or a tensor that is no such part.
+        UsageError: the value is no number, tensor or name of a tensor in the module, or a tensor of a wrong shape.
     """
     if entry.name not in spec.starts:
         spec.starts[entry.name] = _start(spec.module, entry)
@@ -95,7 +95,7 @@ def _start(module: nn.Module, entry: StateSpec) -> float | Tensor | None:
     check(exact, found, f"what {kind} holds, as a bundle has it")
     check(entry.grows is None or not given.any(), found, "zeros, because it grows from no rows")
     if number and math.isfinite(value):
-        return float(value)  # JSON has no infinities, so those are tensors
+        return float(value)  # JSON has no infinities, so they are stored as tensors
     batch, wanted = entry.axes.batch, entry.axes.alone.sizes(0, 0)
     if batch is not None and tensor.dim() == len(entry.shape) and tensor.shape[batch]:
         first = tensor.narrow(batch, 0, 1)
@@ -110,7 +110,7 @@ def _start(module: nn.Module, entry: StateSpec) -> float | Tensor | None:
 
 
 def fresh_states(spec: StepSpec, batch_size: int, dtype: torch.dtype = torch.float32) -> States:
-    """The states before the first step: no rows where one grows, None where it is absent."""
+    """Return the states before the first step: without rows if a state grows, None if it is absent."""
     return {entry.name: _fresh(spec, entry, batch_size, dtype) for entry in spec.states}
 
 
@@ -134,10 +134,14 @@ def random_inputs(
     generator: np.random.Generator,
     samples: Mapping[str, Any] | None = None,
 ) -> dict[str, Tensor]:
-    """Inputs of one segment as a bundle takes them: from anywhere in the samples where there are some, else random.
+    """Return inputs of one segment with the bundle's dtypes: pieces from random places of the samples, else random
+    values.
 
     Args:
-        samples: real inputs by name, as `StepSpec.samples`.
+        spec: the specification.
+        batch_size, length: the batch size B and segment length L.
+        generator: the source of randomness.
+        samples: real inputs by name, as `StepSpec.samples` has them.
     """
     places = generator.random(batch_size), generator.random(batch_size)
     drawn = {}
@@ -154,12 +158,12 @@ def _random(entry: InputSpec, sizes: tuple[int, ...], generator: np.random.Gener
         return generator.integers(0, entry.tokens, sizes, np.int32)
     if entry.dtype == "float32":
         return generator.standard_normal(sizes, np.float32)
-    drawn = generator.integers(0, 2, sizes, np.int32)  # of whole numbers nothing else is known to be in range
+    drawn = generator.integers(0, 2, sizes, np.int32)  # only 0 and 1 are known to be in range
     return drawn.astype(np.bool_) if entry.dtype == "bool" else drawn
 
 
 def _cut(entry: InputSpec, samples: Any, sizes: tuple[int, ...], places: tuple[Any, Any]) -> Any:
-    """For every sequence a piece of the samples, from the same places in every input."""
+    """Cut a piece of the samples for every sequence, at the same places in every input."""
     axes, rows = entry.axes, []
     for row, start in zip(*places, strict=True):
         piece = samples

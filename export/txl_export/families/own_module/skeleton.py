@@ -1,7 +1,7 @@
-"""The file of a model of one's own, as far as the names and shapes of its tensors tell it: FILE.py with a `build`.
+"""Writes FILE.py with a `build` function for a model of which only the tensors' names and shapes are known.
 
-The layers are those of the file, so that its weights load. How they follow one another is in no tensor: `forward` calls
-them one after the other as long as the sizes fit, and says so.
+The layers are those that the tensors show, so the weights load. Tensors do not show how layers follow one another:
+`forward` calls them in the file's order as long as sizes fit, and its comments say so.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from txl_export.checkpoints.files.pickle_names import shown
 from txl_export.families.own_module.layers import NOT_STORED, Layer, Part, Size, layer_of, parts_of
 
 _BETWEEN = {("rows", "channels"): "x = x.unsqueeze(-1)", ("channels", "rows"): "x = x[:, :, -1]"}
-"""How what one layer gives becomes what the next one takes, by their axes."""
+"""The line to write between two layers, by the axes that the first returns and the second takes."""
 _FILE = """\
 # The model of {file}, as far as the names and shapes of its tensors tell.
 # The order of the calls in `forward`, and whatever lies between them, has to come from the code that made it.{code}
@@ -53,19 +53,21 @@ def build(weights):
     return StepSpec(model.eval(), inputs, states, outputs=["output"])
 """
 _SEARCHED = 256
-"""How many calls are looked at for the next one."""
+"""Number of remaining layers among which the next call is searched; it limits the time for files with many layers."""
 _TAKEN = ("self", "features", "frames", "tokens", "output", "valid")
 _READ = "\n# The code in an archive is text that can be read: unzip -p {} '*.py'"
 
 
 def skeleton(tensors: Mapping[str, Tensor], classes: Mapping[str, str], file: str) -> str:
-    """The text of a Python file whose `build` gives a `StepSpec` with these weights.
+    """Return the text of a Python file whose `build` returns a `StepSpec` for these weights.
 
     Args:
-        classes: of the parts, where a file tells them; `Loaded.classes`.
+        tensors: tensors by dotted name.
+        classes: classes of parts, as `Loaded.classes` has them; {} if the file does not contain them.
+        file: the name of the file of weights.
 
     Raises:
-        CheckpointError: a name cannot be written in Python.
+        CheckpointError: a part's name is no valid name in Python.
     """
     top, name = parts_of(tensors, classes), shlex.quote(shown(file))
     made = _Layers(top)
@@ -86,10 +88,10 @@ def skeleton(tensors: Mapping[str, Tensor], classes: Mapping[str, str], file: st
 
 
 def recognised(tensors: Mapping[str, Tensor], classes: Mapping[str, str]) -> list[tuple[str, str]]:
-    """The layers of a model as (their place in it, the calls that make them).
+    """Return the layers of a model with tensors as pairs (dotted name, Python call), e.g. ("head", "nn.Linear(4, 8)").
 
     Raises:
-        CheckpointError: a name cannot be written in Python.
+        CheckpointError: a part's name is no valid name in Python.
     """
     calls = _Layers(parts_of(tensors, classes)).calls
     return [(call.place.removeprefix("self").lstrip("."), call.text) for call in calls if call.sized]
@@ -97,7 +99,7 @@ def recognised(tensors: Mapping[str, Tensor], classes: Mapping[str, str]) -> lis
 
 @dataclass(frozen=True)
 class _Call:
-    """A layer, or the layers of a Sequential, which are called as one."""
+    """A layer, or a Sequential of layers, that `forward` calls once."""
 
     place: str
     layers: tuple[Layer, ...]
@@ -109,12 +111,12 @@ class _Call:
 
 
 class _Layers:
-    """What `__init__` makes, in the order of the file.
+    """The layers of a model and the lines of its `__init__`, in the file's order.
 
     Attributes:
-        lines: of `__init__`.
-        calls: the layers among it.
-        buffers: tensors of no layer that is known, by their place.
+        lines: the lines of `__init__`.
+        calls: the layers that `forward` can call.
+        buffers: tensors that belong to no known layer, by place, e.g. "self.memory".
     """
 
     def __init__(self, top: Part) -> None:
@@ -149,7 +151,7 @@ class _Layers:
 
 
 def _called(part: Part, name: str) -> tuple[Layer, ...]:
-    """The layer that a part is, or those of a Sequential of nothing but layers without a state; none for the rest."""
+    """Return the layer that a part is, or those of a Sequential without recurrent ones; () for other parts."""
     if layer := layer_of(part, name):
         return (layer,)
     layers = tuple(layer for key, child in _items(part) if (layer := layer_of(child, key)) and not layer.states)
@@ -158,13 +160,13 @@ def _called(part: Part, name: str) -> tuple[Layer, ...]:
 
 
 def _length(part: Part) -> int | None:
-    """How many places a list has whose parts are all numbered, below 10,000; None for another module."""
+    """Return the length of a list of layers: 3 for parts "0" and "2"; None if a name is no number below 10,000."""
     numbered = part.parts and all(re.fullmatch(r"0|[1-9][0-9]{0,3}", name) for name in part.parts)
     return max(map(int, part.parts)) + 1 if numbered else None
 
 
 def _items(part: Part) -> list[tuple[str, Part]]:
-    """Its parts: in the order of the file, those of a list by their numbers."""
+    """Return the parts of a part: in the file's order, those of a list by number."""
     items = list(part.parts.items())
     return items if _length(part) is None else sorted(items, key=lambda item: int(item[0]))
 
@@ -178,14 +180,15 @@ def _quoted(value: Size) -> str:
 
 
 class _Forward:
-    """The calls, one after the other as long as what one gives is what the next one takes.
+    """Writes the lines of `forward`: layers are called one after another as long as sizes fit.
 
-    Of several that fit it is the next one in the file, and from its end on the first.
+    The next call is the next layer in the file that fits; after the file's last layer the search begins again at the
+    first.
 
     Attributes:
-        first: the layer that takes the input; None where none has a size.
-        arguments, lines: of `forward`.
-        states: specifications.
+        first: the layer that takes the input; None if no layer has a size.
+        arguments, lines: the arguments and lines of `forward`.
+        states: the lines of the `StateSpec`s.
     """
 
     def __init__(self, made: _Layers) -> None:
@@ -193,7 +196,7 @@ class _Forward:
         self.arguments, self.states = ["x"], list[str]()
         self._free = dict(made.buffers)
         groups: list[list[_Call]] = [[]]
-        for call in made.calls:  # what has no sizes is called before the next one that has
+        for call in made.calls:  # a layer without sizes is called before the next layer with sizes
             groups[-1].append(call)
             groups += [[]] if call.sized else []
         *groups, end = groups
@@ -212,7 +215,7 @@ class _Forward:
         self.lines.append(f"return {', '.join(self.arguments)}")
 
     def _fits(self, layer: Layer) -> bool:
-        """Whether x can go into it."""
+        """Return whether a layer takes the current x, by its width and axes."""
         return layer.takes == self._width and (self._axes, layer.axes) in {(self._axes, self._axes), *_BETWEEN}
 
     def _call(self, call: _Call) -> None:
@@ -232,7 +235,11 @@ class _Forward:
             self.lines += [f"x, {carried} = {call.place}(x.unsqueeze(0), {carried})", "x = x.squeeze(0)"]
 
     def _state(self, call: _Call, shape: tuple[Size, ...], role: str) -> str:
-        """The name of a state. A buffer of its shape for one sequence names it, and is what it starts as."""
+        """Choose the name of a state and add its `StateSpec`.
+
+        If an unused buffer has the shape of the state for one sequence, the state gets its name, and its values as the
+        initial ones.
+        """
         name, initial, alone = role, "", tuple(1 if size == "B" else size for size in shape)
         fitting = {place.rpartition(".")[2]: place for place, one in self._free.items() if tuple(one.shape) == alone}
         if named := sorted(filter(_is_name, fitting), key=lambda name: ("cell" in name) != (role == "cell")):
@@ -248,7 +255,7 @@ class _Forward:
 
 
 def _beginning(chains: list[list[Layer]]) -> Layer | None:
-    """The first layer over tokens, else the first that takes what no other gives, else the first of all."""
+    """Return the layer to begin with: an embedding, else one whose input no other layer returns, else the first."""
     given = Counter(chain[-1].gives for chain in chains)
     free = [chain[0] for chain in chains if given[chain[0].takes] == (chain[0].takes == chain[-1].gives)]
     firsts = [chain[0] for chain in chains]
@@ -256,7 +263,7 @@ def _beginning(chains: list[list[Layer]]) -> Layer | None:
 
 
 def _input(first: Layer | None) -> str:
-    """The specification of what the first layer takes."""
+    """Return the text of the `InputSpec` for the first layer's input."""
     if first is None:
         return 'InputSpec("features", ("B", 1))'
     if first.axes == "tokens":

@@ -1,45 +1,34 @@
-"""What stands for a model of the user's own, and the way from there to its specification.
+"""Finds the specification of a user's model from its source.
 
-A `StepSpec`, FILE.py:FUNCTION, or a package's model by its adapter. Importing this module needs no torch.
+A source is a `StepSpec`, FILE.py:FUNCTION, or a package's model by its adapter. Importing this module needs no torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from txl_runtime.errors import UsageError
 
+from txl_export.families.own_module.adapted import Adapted
 from txl_export.families.own_module.spec import StepSpec
 
 
-@dataclass(frozen=True, eq=False)
-class Adapted:
-    """A package's model.
+def found_source(source: Any) -> Any:
+    """Return a trainer's run, given by its path, as the model of its adapter; any other source as it is."""
+    if not isinstance(source, str | Path) or not Path(source).exists():
+        return source
+    from txl_export.adapters.runs import is_run, read_run
 
-    Attributes:
-        name: of the adapter.
-        weights: a checkpoint of the package's, or a state dict in memory.
-        config: the arguments of the package's constructor, or a JSON file of them; None where the checkpoint has them.
-    """
-
-    name: str
-    weights: Any
-    config: str | Path | Mapping[str, Any] | None = None
-
-    @property
-    def file(self) -> str | None:
-        """The name of the file of weights."""
-        return Path(self.weights).name if isinstance(self.weights, str | Path) else None
+    return read_run(Path(source)) if is_run(Path(source)) else source
 
 
 def asked_module(module: Any, weights: Any, adapter: str | None, config: Any) -> Any:
-    """What a bundle is compared with: `module` or, where there is an adapter, a package's model; None for neither.
+    """Return the model that a bundle is compared with: `module`, or a package's model by its adapter; None for neither.
 
     Raises:
-        UsageError: options are given that do not go together.
+        UsageError: the options contradict each other.
     """
     if adapter is None:
         if config is not None:
@@ -53,7 +42,7 @@ def asked_module(module: Any, weights: Any, adapter: str | None, config: Any) ->
 
 
 def whose_code(source: object) -> str:
-    """The file or package whose code runs when a source is read; "" where none does."""
+    """Return the file or package whose code runs when a source is read; "" if none runs."""
     if isinstance(source, Adapted):
         from txl_export.adapters.registry import package_of
 
@@ -63,10 +52,10 @@ def whose_code(source: object) -> str:
 
 
 def read_source(source: Any, weights: str | Path | None) -> tuple[StepSpec, str]:
-    """The specification, and how to call the model. `weights` are what a FUNCTION is given.
+    """Return the specification of a source, and the model's name for messages; FUNCTION gets the path `weights`.
 
     Raises:
-        TxlError: there is no such file, function, adapter or package, or it does not give a specification.
+        TxlError: there is no such file, function, adapter or package, or it returns no specification.
     """
     from txl_export.families.own_module.loading import load_spec
     from txl_export.families.own_module.spec_checks import check_module
@@ -75,6 +64,7 @@ def read_source(source: Any, weights: str | Path | None) -> tuple[StepSpec, str]
         from txl_export.adapters.registry import load_adapted, package_of
 
         spec = load_adapted(source.name, source.config, source.weights)
+        spec = replace(spec, facts={**source.facts, **(spec.facts or {})})
         known = ", ".join(filter(None, (f"adapter {source.name}", package_of(source.name, source.config))))
         name = f"{type(spec.module).__name__} ({known})"
     elif isinstance(source, StepSpec):

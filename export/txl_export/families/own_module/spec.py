@@ -1,6 +1,6 @@
-"""What a user says of a model of their own: its module, and its inputs, states and outputs by name.
+"""The specification of a model that a user writes: its module, and its inputs, states and outputs by name.
 
-Importing this module needs no torch. A field that is not of its type is refused when the specification is made, as a
+Importing this module needs no torch. A field of a wrong type is refused when the specification is made, with a
 `UsageError` such as "InputSpec('x'): shape is 3, expected a tuple of …".
 """
 
@@ -20,16 +20,16 @@ from txl_runtime.bundle.axes import Axes
 from txl_runtime.errors import UsageError
 
 Shape: TypeAlias = tuple[Annotated[int, Meta(ge=1)] | Annotated[str, Meta(pattern=r"^[BL]\Z")], ...]
-"""Whole numbers, "B" for the batch size and "L" for the segment length."""
+"""A shape: whole numbers from 1, "B" for the batch size and "L" for the segment length."""
 Named: TypeAlias = dict[str, Any]
-"""Tensors by name; a state that is absent is None."""
+"""Tensors by name; None for a state that is absent."""
 StepFunction: TypeAlias = Callable[[Any, Named, Named], tuple[Mapping[str, Any], Mapping[str, Any]]]
-"""(module, inputs, states) → (outputs, states)."""
+"""A user's function step(module, inputs, states) → (outputs, states), all by name."""
 
 VALID = "valid"
-"""The name of the input that counts rows, where the module takes one."""
+"""Name of the input int32 [B] that counts positions, for modules that take it."""
 LOGITS = ("logits", "logprobs")
-"""Roles of an output over the next token."""
+"""Roles of an output that scores the next token."""
 _WORD = r"^[A-Za-z_][A-Za-z0-9_.]*\Z"
 _TAKEN = re.compile(rf"({VALID}|fill|head)\Z|state\.")
 _Name = Annotated[str, Meta(pattern=_WORD, description="letters, digits, _ and . after a letter or _")]
@@ -39,7 +39,7 @@ _Count = Annotated[int, Meta(ge=1)]
 
 
 class _Typed:
-    """Holds the fields of a dataclass against those of their types that say what they expect."""
+    """Checks a dataclass's fields against their annotated types; the message says what is expected."""
 
     name: str
     axes: Any
@@ -66,12 +66,12 @@ class InputSpec(_Typed):
     """One input of a step.
 
     Attributes:
-        name: how callers of the runtime name it.
+        name: the name by which the runtime's callers give it.
         shape: e.g. ("B", "L", 84); without "L" the step takes one position at a time.
-        dtype: what the module takes: float32, int32, int64 or bool. The bundle has int32 for int64.
-        tokens: V, for token ids 0 … V-1; the module takes int64 then, unless `dtype` says int32.
-        lookahead: positions behind the segment that the module reads as well: it is given L + lookahead of them, and
-            the next segment begins L later.
+        dtype: the dtype that the module takes: float32, int32, int64 or bool. The bundle stores int64 as int32.
+        tokens: the number V of token ids 0 … V-1; the module takes int64 then, unless `dtype` says int32.
+        lookahead: number of positions after the segment that the module reads, too: it gets L + lookahead positions,
+            and the next segment begins L positions later.
     """
 
     name: _Name
@@ -88,29 +88,29 @@ class InputSpec(_Typed):
 
     @cached_property
     def axes(self) -> Axes:
-        """Where sequences and positions stand."""
+        """The places of "B" and "L" in the shape: 0 and 1 for ("B", "L", 8)."""
         return Axes(self.shape, self.lookahead)
 
     @property
     def module_dtype(self) -> str:
-        """What the module is given."""
+        """The dtype that the module is called with: int64 for token ids without a dtype of their own, else `dtype`."""
         return "int64" if self.tokens is not None and self.dtype == "float32" else self.dtype
 
 
 @dataclass(frozen=True)
 class StateSpec(_Typed):
-    """One tensor that a step carries to the next.
+    """A tensor that a step hands on to the next step.
 
     Attributes:
-        name: how callers of the runtime name it.
+        name: the name by which the runtime's callers see it.
         shape: e.g. (layers, "B", 64); without "B" all sequences share it.
-        dtype: what the module takes and returns: float32, int32, int64 or bool.
-        initial: what it starts as: a number, a tensor that broadcasts over the shape without "B", the name of one of
-            the module's parameters or buffers, or None where the first step has no such tensor and the module is given
-            None in its place. Left out: what `attribute` holds, and zeros without one.
-        attribute: where the module keeps it, e.g. "layers.0.memory": it is set there before the call and read there
-            afterwards. None: it is an argument and a result.
-        grows: the axis along which it starts with 0 rows and ends with as many as `shape` says.
+        dtype: the dtype that the module takes and returns: float32, int32, int64 or bool.
+        initial: the value before the first step: a number, a tensor that broadcasts over the shape without "B", or the
+            name of a parameter or buffer. None: the first step gets None in its place. Left out: the value of
+            `attribute`, or zeros if there is no attribute.
+        attribute: path of the attribute that holds it, e.g. "layers.0.memory"; it is set before the call and read after
+            the call. None: the state is an argument and a result.
+        grows: the axis along which it grows from 0 rows to the size in `shape`.
     """
 
     name: _Name
@@ -128,7 +128,7 @@ class StateSpec(_Typed):
 
     @cached_property
     def axes(self) -> Axes:
-        """Where sequences stand."""
+        """The place of "B" in the shape: 1 for (2, "B", 64)."""
         return Axes(self.shape)
 
 
@@ -137,10 +137,11 @@ class OutputSpec(_Typed):
     """One output of a step.
 
     Attributes:
-        name: how callers of the runtime name it.
-        shape: e.g. ("B", "L", 5); None for batch first and "L" second where the values have that size.
-        role: "logits" become log-probabilities of the next token in the bundle; "logprobs" are already. Every other
-            word is kept for readers of the bundle.
+        name: the name by which the runtime's callers get it.
+        shape: e.g. ("B", "L", 5); None: it is found by running, with the batch first and "L" second if the values have
+            that size.
+        role: the bundle turns "logits" into log-probabilities of the next token; "logprobs" are returned as they are.
+            Any other word is only stored, for readers of the bundle.
     """
 
     name: _Name
@@ -149,7 +150,7 @@ class OutputSpec(_Typed):
 
     @cached_property
     def axes(self) -> Axes:
-        """Where sequences and positions stand; without a shape only the sequences are known, which stand first."""
+        """The places of "B" and "L" in the shape; without a shape, "B" is assumed to be the first axis."""
         return Axes(("B",) if self.shape is None else self.shape)
 
 
@@ -159,16 +160,18 @@ class StepSpec(_Typed):
 
     Attributes:
         module: a torch.nn.Module with its weights.
-        inputs, states: in the order of its arguments. States that have an `attribute` are no arguments.
-        outputs: in the order of its results, before the states; specs, or just names.
-        step: f(module, inputs, states) → (outputs, states) by name, for a module that is called in another way.
-        lengths: whether the module takes `valid`, int32 [B], behind its inputs and states (an input "valid" of `step`):
-            rows of the segment that count.
+        inputs, states: in the order of the module's arguments. States with an `attribute` are no arguments.
+        outputs: in the order of the module's results, before the states; specifications or names.
+        step: f(module, inputs, states) → (outputs, states) by name, for a module with a different calling convention.
+        lengths: whether the module takes `valid` int32 [B], the number of positions that count, after its inputs and
+            states; `step` gets it as an input "valid".
         vocabulary: file with the vocabulary of its tokens, or the vocabulary itself, such as {"kind": "bytes"}.
-        samples: real inputs to verify on, by name: as the input's shape, with any number at "B" and any length, of at
-            least a segment, at "L". Random ones without.
-        segment_lengths: every L to export where no other is asked for, such as the one that a model was trained with;
-            64 and 1 without, as far as the module takes them.
+        samples: real inputs to verify on, by name, in the input's shape, with any number of sequences at "B" and at
+            least one segment's length at "L". None: random inputs.
+        segment_lengths: the segment lengths L to export unless the export's options name others, e.g. the training
+            length. (): those of 64 and 1 that the module takes.
+        facts: what an application has to know besides, as JSON has it, e.g. {"rate": 48000.0}; it goes into the
+            manifest's `family` and into the header of a package in C.
     """
 
     module: Any
@@ -180,6 +183,7 @@ class StepSpec(_Typed):
     vocabulary: str | Path | Mapping[str, Any] | None = None
     samples: Annotated[Mapping[str, Any] | None, Meta(description="a dictionary of arrays by input name")] = None
     segment_lengths: Annotated[Sequence[_Count], Meta(description="a list of whole numbers from 1 (int)")] = ()
+    facts: Annotated[Mapping[str, Any] | None, Meta(description="a dictionary of what JSON can say")] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -196,7 +200,7 @@ class StepSpec(_Typed):
         right = len(set(names)) == len(names) and not any(map(_TAKEN.match, names))
         expected = "each once, and none of valid (lengths=True gives it), fill, head and state.…"
         self._expect("the list of inputs and outputs", right, expected, names)
-        names = [one.name for one in self.states]  # engines want inputs and outputs that sort alike
+        names = [one.name for one in self.states]  # engines need state names that sort alike as inputs and as outputs
         right = len(set(names)) == len(names) and not any(a.startswith(f"{b}.") for a in names for b in names)
         self._expect("the list of states", right, "each once, and none that is another with a dot behind it", names)
         names = [one.name for one in self.output_specs if one.role in LOGITS]
@@ -206,15 +210,15 @@ class StepSpec(_Typed):
 
     @cached_property
     def output_specs(self) -> tuple[OutputSpec, ...]:
-        """The outputs; a name alone is one whose shape is found by running."""
+        """The outputs as specifications; the shape of one that was given by name is found by running."""
         return tuple(OutputSpec(one) if isinstance(one, str) else one for one in self.outputs)
 
     @cached_property
     def has_length(self) -> bool:
-        """True where a step takes segments: "L" stands in a shape of its inputs."""
+        """True if the step takes segments, i.e. "L" is in the shape of an input."""
         return any(one.axes.positions for one in self.inputs)
 
     @cached_property
     def starts(self) -> dict[str, Any]:
-        """The starts of states, by name; `sizes.initial_value` computes each once."""
+        """Initial values of states by name; `sizes.initial_value` fills it, so that each is computed once."""
         return {}

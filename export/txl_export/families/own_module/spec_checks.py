@@ -17,17 +17,19 @@ from txl_export.families.own_module.spec import LOGITS, StateSpec, StepSpec
 from txl_export.proof.input_source import fitting
 
 _NEARLY = 0.8
-"""So similar a word is to another that it is taken for a slip: from 0 to 1."""
+"""Least similarity, from 0 to 1, at which a word is taken for a misspelt role."""
 
 
 def check_spec(spec: StepSpec, batch_size: int, asked: Sequence[int]) -> tuple[int, ...]:
-    """Every L that is wanted; none where the usual ones are to be tried.
+    """Check a specification; return the segment lengths L to export, () if the usual ones are to be tried.
 
     Args:
-        asked: every L that was asked for; none for those of the specification.
+        spec: the specification.
+        batch_size: the batch size B.
+        asked: segment lengths of the export's options; () for those of the specification.
 
     Raises:
-        UsageError: it cannot be meant, whatever the module computes.
+        UsageError: the specification cannot be right, whatever the module computes.
     """
     check_module(spec)
     lengths = tuple(asked or spec.segment_lengths)
@@ -42,10 +44,10 @@ def check_spec(spec: StepSpec, batch_size: int, asked: Sequence[int]) -> tuple[i
 
 
 def check_module(spec: StepSpec) -> None:
-    """Refuse a module that is none, or that has not what states are said to be kept in, or to start as.
+    """Refuse a module that is no torch.nn.Module, or lacks the attributes that states name, and wrong initial values.
 
     Raises:
-        UsageError: as said.
+        UsageError: one of these.
     """
     module = spec.module
     if not isinstance(module, nn.Module):
@@ -60,11 +62,12 @@ def check_module(spec: StepSpec) -> None:
             _check_attribute(module, entry, entry.attribute)
         initial_value(spec, entry)
     held = dict[int, StateSpec]()
-    for entry in spec.states:  # a view into a ring would be a state of its own, and stay behind
+    # refuse states that share memory: e.g. a view into a ring would become a separate copy and not follow the ring
+    for entry in spec.states:
         value = None if entry.attribute is None else value_at(module, entry.attribute)
         if isinstance(value, Tensor) and value.layout == torch.strided and value.numel():
             first = held.setdefault(value.untyped_storage().data_ptr(), entry)
-            if first.shape != entry.shape:  # of one shape they may be one tensor at the start alone
+            if first.shape != entry.shape:  # tensors of equal shape may be one object only at the start
                 raise UsageError(
                     f"states {first.name} and {entry.name} share their memory, expected one state for each; declare "
                     "the larger one, and take the other from it in forward"
@@ -88,7 +91,7 @@ def _check_attribute(module: nn.Module, entry: StateSpec, path: str) -> None:
 
 
 def _check_samples(spec: StepSpec, longest: int) -> None:
-    """Each input has samples of its shape, as long as a segment, and ids below V."""
+    """Refuse samples that are not in their input's shape, shorter than a segment, or hold ids outside 0 … V-1."""
     if spec.samples is None:
         return
     if set(spec.samples) != {entry.name for entry in spec.inputs}:
@@ -107,7 +110,7 @@ def _check_samples(spec: StepSpec, longest: int) -> None:
 
 
 def remarks(spec: StepSpec) -> list[str]:
-    """Notes on what can be meant, but is more often a slip."""
+    """Return warnings about things that may be meant but are more often mistakes."""
     found = []
     for output in spec.output_specs:
         role = output.role or ""
@@ -122,10 +125,10 @@ def remarks(spec: StepSpec) -> list[str]:
 
 
 def _evaluates_otherwise(module: nn.Module) -> bool:
-    """True of a module that may compute something else in evaluation mode: dropout, batch norm, or code that asks."""
+    """Return whether a module may compute something else in training: dropout, batch norm, or code that asks."""
     if isinstance(module, _DropoutNd | _BatchNorm):
         return getattr(module, "p", 1) > 0
-    dropout = getattr(module, "dropout", 0.0)  # such as an LSTM's
+    dropout = getattr(module, "dropout", 0.0)  # e.g. an LSTM's argument
     if isinstance(dropout, float) and dropout > 0:
         return True
     own = [kind for kind in type(module).__mro__ if not kind.__module__.startswith(("torch.", "builtins"))]

@@ -1,4 +1,4 @@
-"""Which shapes a module's states take: they grow, or are absent at first, and every set of shapes is a stage."""
+"""Finds the shapes that states take while they grow or appear; every set of shapes is a stage."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from txl_export.families.own_module.module_call import Eager, Tries
 from txl_export.families.own_module.sizes import States
 
 StateShapes = dict[str, tuple[int, ...] | None]
-"""Sizes by name; None where a state is absent."""
+"""Shapes of states by name; None for a state that is absent."""
 
 MOST_GRAPHS, MOST_TRANSITIONS = 64, 1 << 14
-"""So many graphs a bundle has at most where each set of shapes has its own, and so many sets of shapes and lengths are
-looked at where one graph may take them all: each costs a call of the module here, and a segment of the verification."""
+"""Maximum number of graphs if each set of shapes has its own, and of transitions that are examined for one graph that
+takes all shapes. Each transition costs a call of the module here and a segment in the verification."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A set of shapes that the states have at once.
+    """A set of shapes that the states have at the same time.
 
     Attributes:
         number: 0 for the start.
-        shapes: of every state.
+        shapes: the shape of every state.
     """
 
     number: int
@@ -35,7 +35,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Transition:
-    """A segment of `length` that leads from one stage to another, or to the same."""
+    """A segment of `length` positions that leads from one stage to another, or to the same."""
 
     stage: Stage
     length: int
@@ -43,23 +43,23 @@ class Transition:
 
 
 def shapes_of(states: Mapping[str, Tensor | None]) -> StateShapes:
-    """The stage that states are in."""
+    """Return the shapes of states by name."""
     return {name: None if tensor is None else tuple(tensor.shape) for name, tensor in states.items()}
 
 
 def reached(
     eager: Eager, batch_size: int, segment_lengths: tuple[int, ...], most: int = MOST_GRAPHS
 ) -> tuple[Transition, ...]:
-    """Every transition that segments of these lengths can reach from the start, in the order they are found.
+    """Return every transition that segments of these lengths can reach from the start, in the order of the search.
 
     Raises:
-        UsageError: there are too many, or a state takes a shape that was not declared.
+        UsageError: there are more than `most`, or a state takes a shape that was not declared.
         OwnCodeError: the module cannot take a length.
     """
     tries = Tries(eager, batch_size, 1)
     states = tries.fresh()
     known = {_key(states): Stage(0, shapes_of(states))}
-    waiting = deque([(known[_key(states)], states)])  # what was looked at is let go: a stage may hold many rows
+    waiting = deque([(known[_key(states)], states)])  # holds only states still to be examined: they may have many rows
     found: list[Transition] = []
     while waiting:
         stage, held = waiting.popleft()
@@ -79,7 +79,7 @@ def _key(states: States) -> tuple[tuple[str, tuple[int, ...] | None], ...]:
 
 
 def too_many(transitions: Sequence[Transition], most: int) -> str:
-    """What to say of more transitions than there may be."""
+    """Return the message for a module whose states take more than `most` sizes."""
     start = transitions[0].stage.shapes
     changing = {name for one in transitions for name, sizes in one.after.shapes.items() if sizes != start[name]}
     lengths = sorted({one.length for one in transitions}, reverse=True)

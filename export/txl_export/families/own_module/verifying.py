@@ -1,4 +1,4 @@
-"""The proof of an own module's bundle, and the vectors with which it tests itself."""
+"""Verifies the bundle of a user's own module, and makes the vectors of its self-test."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ def verify_step(
     listener: Listener | None = None,
     stand_in_for: str | None = None,
 ) -> Parity:
-    """Compare a bundle with the module that it was made from: see `proof.verification.verify_model`."""
-    heard, reference = listener or Silent(), ModuleReference(plan)
+    """Compare a bundle with the module that it was made from; see `proof.verification.verify_model`."""
+    listener, reference = listener or Silent(), ModuleReference(plan)
     if not reference.in_double:
-        heard.warn(f"the reference is {reference.described}, so part of what differs may be its own rounding")
-    return verify_model(open_model, reference, source, plan.spec.samples, segments, heard, stand_in_for)
+        listener.warn(f"the reference is {reference.described}, so part of what differs may be its own rounding")
+    return verify_model(open_model, reference, source, plan.spec.samples, segments, listener, stand_in_for)
 
 
 def check_same_module(spec: StepSpec, name: str, bundle: Bundle, listener: Listener) -> None:
-    """Before anything is run: whether a module has the bundle's tables, and its weights; other weights are a warning.
+    """Refuse a module whose tables differ from the bundle's, before anything runs; warn if only the weights differ.
 
     Raises:
-        UsageError: it has other inputs, outputs or states.
+        UsageError: the module has other inputs, outputs or states.
     """
     manifest = bundle.manifest
     for what, found, expected in _tables(spec, manifest):
@@ -63,7 +63,7 @@ def check_same_module(spec: StepSpec, name: str, bundle: Bundle, listener: Liste
 
 
 def _first_other(spec: StepSpec, bundle: Bundle) -> str:
-    """A tensor that differs from the one of its name in the weight file; "" where those that differ are not in it."""
+    """Return the name of a tensor that differs from the weight file's; "" if the file has no such tensor."""
     stored = read_weight_file(bundle.file(bundle.manifest.weights))
     for path, tensor in own_tensors(spec.module).items():
         kept = stored.get(path, tensor)
@@ -76,7 +76,10 @@ _Table = dict[str, tuple[Any, ...]]
 
 
 def _tables(spec: StepSpec, manifest: Manifest) -> list[tuple[str, _Table, _Table]]:
-    """Inputs, outputs and states by name: of a specification and of a manifest, as far as it says them."""
+    """Return the tables of a specification and of a manifest, in one form to compare: inputs, outputs, states, lengths.
+
+    Outputs whose shapes the specification lacks are compared by name alone.
+    """
     told = {one.name for one in spec.output_specs if one.shape is not None}
     ours: list[_Table] = [
         {one.name: (in_bundle(one.module_dtype), *one.shape, *_beside(one)) for one in spec.inputs},
@@ -94,7 +97,7 @@ def _tables(spec: StepSpec, manifest: Manifest) -> list[tuple[str, _Table, _Tabl
 
 
 def _beside(entry: Any) -> list[str]:
-    """What an input says of itself beside dtype and shape."""
+    """Return the notes of an input that a message shows after dtype and shape, e.g. ["tokens=256", "lookahead=2"]."""
     tokens = entry.tokens if hasattr(entry, "tokens") else entry.vocab
     return [f"tokens={tokens}"] * (tokens is not None) + [f"lookahead={entry.lookahead}"] * bool(entry.lookahead)
 
@@ -106,9 +109,9 @@ def _listed(table: Mapping[str, tuple[Any, ...]]) -> str:
 def replay_vectors(
     open_model: Callable[[], Model], precision: str | None = None, listener: Listener | None = None
 ) -> Parity:
-    """What can be said of a bundle without the module: whether it still computes what its vectors say."""
-    heard = listener or Silent()
-    heard.stage("replay stored vectors")
+    """Verify a bundle without its module: replay its stored vectors, and return a gate for each of their limits."""
+    listener = listener or Silent()
+    listener.stage("replay stored vectors")
     model = open_model()
     result = run_selftest(model, precision)
     gates = tuple(
@@ -123,5 +126,5 @@ def replay_vectors(
 
 
 def step_vectors(plan: Plan, manifest: Manifest) -> dict[str, NDArray[Any]]:
-    """The vectors of the self-test: what the module computes in a short chain."""
+    """Return the vectors of the self-test: results of the module in a short chain."""
     return selftest_vectors(manifest, ModuleReference(plan), plan.spec.samples)

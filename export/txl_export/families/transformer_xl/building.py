@@ -1,4 +1,4 @@
-"""The builder of a Transformer-XL's bundle: weight file, graphs and manifest, and the reference to compare with."""
+"""Builds a Transformer-XL's bundle (weight file, graphs, manifest), and the reference to compare it with."""
 
 from __future__ import annotations
 
@@ -39,26 +39,29 @@ from txl_export.graphs.tracing import WeightFile, trace, write_graph
 from txl_export.proof.threads import few_threads
 
 FOLDED = (".attention.position.",)
-"""Parameters that graphs do not read: the tables that graphs read are computed from these, in float32."""
+"""Parts of the names of parameters that only serve to compute the graphs' tables of positions. They stay float32, and
+no graph reads them."""
 FLOAT64_PARAMETERS = 16_000_000
-"""Most parameters of a reference that runs in float64, so that only the bundle's own error is measured."""
+"""Maximum number of parameters of a reference that runs in float64, so that its own rounding does not count as the
+bundle's error."""
 
 
 def reference_for(config: ModelConfig, dialect: Dialect, memory_length: int, weights: Weights) -> PaperModel:
-    """Return the reference: in float64 up to `FLOAT64_PARAMETERS`, else in float32."""
+    """Return the reference: in float64 if the weights have at most `FLOAT64_PARAMETERS` values, else in float32."""
     small = parameter_count(weights) <= FLOAT64_PARAMETERS
     return PaperModel(config, dialect, memory_length, weights, torch.float64 if small else torch.float32)
 
 
 @dataclass(frozen=True)
 class Builder:
-    """A model and the choices that make a bundle of it.
+    """A model, and the choices for its bundle.
 
     Attributes:
         config, dialect, sizes, weights: the model.
-        memory: form of memory that its programs keep.
+        memory: the form of memory that the programs keep, "kv" or "hidden".
         precision: the bundle's precision.
         keep: beginnings of names of matrices that are not quantised, e.g. "layers.03".
+        features: whether rows end with what entered the last feed-forward layer.
     """
 
     config: ModelConfig
@@ -68,29 +71,40 @@ class Builder:
     memory: MemoryForm
     precision: Precision
     keep: Sequence[str]
+    features: bool = False
 
     def reference(self, weights: Weights | None = None) -> PaperModel:
-        """Return the reference of the model, with `weights` in place of its own if they are given."""
+        """Return the model's reference; `weights`, if given, replace its weights."""
         chosen = self.weights if weights is None else weights
         return reference_for(self.config, self.dialect, self.sizes.memory_length, chosen)
 
-    def write(self, folder: Path, heard: Listener, calibration: Ids | None = None) -> tuple[list[Program], Weights]:
-        """Write the weight file and the graphs; return the programs, and the parts of quantised weights or {}.
+    def write(self, folder: Path, listener: Listener, calibration: Ids | None = None) -> tuple[list[Program], Weights]:
+        """Write the weight file and the graphs.
 
         Args:
-            calibration: the tokens [T] that int4's matrices are fitted to, if not None.
+            folder: the bundle's folder.
+            calibration: the tokens [T] to which int4 matrices are fitted; None to round them.
+
+        Returns:
+            The programs, and the stored parts of quantised weights ({} without quantisation).
         """
         folded = to_precision(fold(self.config, self.weights), self.precision, keep=FOLDED)
         programs = expected_programs(
-            self.config, self._states(), self.sizes.batch_size, self.sizes.segment_lengths, self._updates
+            self.config,
+            self._states(),
+            self.sizes.batch_size,
+            self.sizes.segment_lengths,
+            self._updates,
+            self.features,
         )
         many = self.precision == "int8" and any(has_many_rows(program) for program in programs)
         if many:
             programs = apart(programs)
-        graphs = {program.file: program for program in reversed(programs)}  # one per file: its longest program
+        # one graph per file: that of the longest segment, which comes first
+        graphs = {program.file: program for program in reversed(programs)}
         whole = [file for file in graphs if whole_of(file) == file]
         networks = {file: self._network(graphs[file], folded) for file in whole}
-        parts = self._parts(folded, many, calibration, heard)
+        parts = self._parts(folded, many, calibration, listener)
         tensors = dict(parts)
         for network in networks.values():
             tensors |= network.position_tables()
@@ -102,7 +116,7 @@ class Builder:
             raise TxlError(f"{path.name} could not be written ({error}); make room or give another -o") from None
         stored = WeightFile(path, tied_rows(self.config, folded))
         for name in whole:
-            heard.stage(f"trace and check {name.removesuffix('.onnx')}")
+            listener.stage(f"trace and check {name.removesuffix('.onnx')}")
             opset = 24 if graphs[name].update == "ring" else 18
             traced = trace(networks.pop(name), opset)
             for file, program in graphs.items():
@@ -113,11 +127,11 @@ class Builder:
         return list(programs), parts if self.precision in QUANTISED else {}
 
     def manifest(self, programs: Sequence[Program]) -> Manifest:
-        """Return the manifest without files, vocabulary and provenance."""
+        """Return the manifest; files, vocabulary and provenance are added later."""
         model, rows = TransformerXL(config=self.config, dialect=self.dialect, memory=self.memory), self.sizes
         vocab_size, start = self.config.vocab_size, rows.memory_length if self.dialect.memory_start == "zeros" else 0
         counts: tuple[Literal["valid", "fill", "head"], ...] = ("valid", "fill", "head")
-        counts = counts[: 1 + len(self._updates)]  # only a ring has a head
+        counts = counts[: 1 + len(self._updates)]  # only ring programs read `head`
         return Manifest(
             format=FORMAT,
             format_version=FORMAT_VERSION,
@@ -136,36 +150,42 @@ class Builder:
                     shape=("B", "L", vocab_size),
                     role="logprobs",
                     clusters=self.config.clusters,
-                    width=self.config.d_model,
+                    width=(1 + self.features) * self.config.d_model,
                 ),
             ),
             states=self._states(),
             programs=tuple(programs),
-            counters={"fill": Counter(start=start, most=rows.memory_length)},  # rows of zeros count: queries see them
+            # zero rows count as memory: queries see them
+            counters={"fill": Counter(start=start, most=rows.memory_length)},
             streams="independent",
             lengths="valid",
             reach=model.reach(rows.memory_length, rows.segment_lengths[0]),
+            stepwise=model.stepwise(rows.memory_length, rows.segment_lengths[0]),
             family=msgspec.json.decode(msgspec.json.encode(model)),
             weights=WEIGHTS,
             files={},
             parameters=parameter_count(self.weights),
         )
 
-    def quantisation(self, parts: Weights, text: Ids | None, heard: Listener) -> tuple[dict[str, float], float]:
-        """Return the cost of quantising: KL divergence in nats that each layer causes alone, and error of the gain."""
+    def quantisation(self, parts: Weights, text: Ids | None, listener: Listener) -> tuple[dict[str, float], float]:
+        """Return two costs of quantising the weights.
+
+        The first is the KL divergence in nats, by layer, of a model in which only that layer is quantised. The second
+        is the error of the gain (`gain_error`).
+        """
         ids = text if text is not None else np.arange(2048, dtype=np.int32) % self.config.vocab_size
         length = self.sizes.segment_lengths[0]
-        layers = layer_sensitivity(self.reference, self.weights, parts, ids, length, heard)
+        layers = layer_sensitivity(self.reference, self.weights, parts, ids, length, listener)
         return layers, gain_error(fold(self.config, self.weights), parts)
 
-    def _parts(self, folded: Weights, many: bool, calibration: Ids | None, heard: Listener) -> Weights:
-        """Return the parameters as the weight file has them: in the bundle's precision, or quantised."""
+    def _parts(self, folded: Weights, many: bool, calibration: Ids | None, listener: Listener) -> Weights:
+        """Return the parameters as the weight file stores them: converted to the bundle's precision, or quantised."""
         exact, matrices = to_precision(folded, self.precision), [name for name in folded if name.endswith(QUANTISABLE)]
         if calibration is None:
             return quantise(exact, self.precision, matrices, self.keep, many)
         reference = self.reference()
-        inputs = gather_inputs(reference, calibration, heard)
-        heard.stage("fit int4 matrices to their inputs")
+        inputs = gather_inputs(reference, calibration, listener)
+        listener.stage("fit int4 matrices to their inputs")
         with few_threads(reference.dtype == torch.float64):
             return quantise(exact, self.precision, matrices, self.keep, many, inputs)
 
@@ -177,11 +197,12 @@ class Builder:
     def _network(self, program: Program, folded: Weights) -> Network:
         kind, _, cluster = program.kind.partition(".")
         if kind in ("head", "tail"):
-            return Softmax(self.config, self.dialect, folded, int(cluster or 0))
+            return Softmax(self.config, self.dialect, folded, int(cluster or 0), self.features)
         sizes = self.sizes
         longest = StepShape(sizes.batch_size, sizes.segment_lengths[0], sizes.memory_length, self.memory)
         if program.update == "ring":
-            return RingStep(self.config, self.dialect, longest, folded)  # L is open: the longest L sizes the ring
+            # L is open; the longest L gives the ring's size
+            return RingStep(self.config, self.dialect, longest, folded, self.features)
         shape = longest._replace(segment_length=program.segment_length)
         distances = count_distances(self.config, self.dialect, longest.slots)
         return Step(self.config, self.dialect, shape, folded, distances)
@@ -201,7 +222,10 @@ class Builder:
         return tuple(msgspec.structs.replace(state, initial=name) if name in rows else state for state, name in named)
 
     def _initial_rows(self) -> Weights:
-        """Return K and V of a memory row of zeros, [H, d_head] each, if they are not zero (pre-norm, biases)."""
+        """Return the key and value [H, d_head] of a memory row of zeros, for layers where they are not zero.
+
+        Pre-norm and biases can make them nonzero. {} if memory starts empty or holds hidden rows.
+        """
         if self.dialect.memory_start != "zeros" or self.memory != "kv" or not self.sizes.memory_length:
             return {}
         reference = PaperModel(self.config, self.dialect, 1, self.weights)

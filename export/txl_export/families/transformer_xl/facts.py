@@ -1,4 +1,4 @@
-"""Facts about a Transformer-XL that need no PyTorch; the functions are those of `families.registry.FamilyFacts`."""
+"""Facts about a Transformer-XL for reports, without PyTorch: implements `families.registry.FamilyFacts`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ POSITIONS = ("relative sinusoidal", "relative learned", "absolute sinusoidal", "
 
 
 def takes(source: object) -> bool:
-    """Return whether a source is a path or a state dict."""
+    """Return whether this family may export a source: a path or a state dict."""
     return isinstance(source, str | PathLike | Mapping)
 
 
@@ -23,6 +23,8 @@ def facts(manifest: Manifest) -> dict[str, str]:
     window = "none" if dialect.window is None else f"{dialect.window} keys"
     if dialect.segment_window:
         window = "as many keys as the segment has tokens, all for a single one"
+    if dialect.single_steps is not None:
+        window += f", {dialect.single_steps} tokens at once as single ones"
     adaptive = f", clusters cut at {list(config.cutoffs)}, div_val {config.div_val}" if config.cutoffs else ""
     clamp = "none" if dialect.clamp_length is None else dialect.clamp_length
     return {

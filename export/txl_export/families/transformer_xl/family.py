@@ -1,6 +1,6 @@
-"""The Transformer-XL as a family: from a checkpoint of any code base to a bundle, and a bundle against its checkpoint.
+"""The Transformer-XL as a family: exports a checkpoint of any code base, and verifies a bundle against it.
 
-The functions are those of `families.registry.Family`.
+Implements `families.registry.Family`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from txl_export.families.registry import VerifyRequest
 from txl_export.families.transformer_xl.building import Builder, reference_for
 from txl_export.families.transformer_xl.calibrating import split
 from txl_export.families.transformer_xl.folding import HALF, QUANTISABLE, fold, unfold
+from txl_export.families.transformer_xl.parity.oracle import Oracle
 from txl_export.families.transformer_xl.parity.vectors import selftest_vectors
 from txl_export.families.transformer_xl.parity.verification import verify_models
 from txl_export.families.transformer_xl.settings import memory_form, resolve
@@ -38,12 +39,13 @@ from txl_export.graphs.quantising import QUANTISED, dequantise, gain_error, is_k
 from txl_export.graphs.shared_weights import read_weight_file
 from txl_export.options import FOR_FILES, ExportOptions
 from txl_export.proof.parity import Parity
+from txl_export.proof.stepwise import MOST, stepwise
 from txl_export.proof.verification import openers
 from txl_export.token_files import read_tokens
 
 Checkpoint = str | PathLike[str] | Mapping[str, Tensor]
 FOR_OWN_MODULES = ("weights", "inputs", "growth")
-"""Options that do not apply to a checkpoint."""
+"""Options of an export that apply only to modules of the user's own, so a checkpoint refuses them."""
 NOT_THE_TEXT = "the text does not begin with all of them; if it holds some, its figures flatter the bundle"
 HARDLY_MORE = (
     f"the text's first, and fewer than {LEAST} follow, so all of it judges, and its figures flatter the bundle"
@@ -52,7 +54,7 @@ HARDLY_MORE = (
 
 @dataclass
 class PreparedModel:
-    """See `Prepared`."""
+    """A checkpoint, read and checked, ready to become a bundle; implements `Prepared`."""
 
     builder: Builder
     calibration: Ids | None
@@ -61,32 +63,39 @@ class PreparedModel:
     provenance: Mapping[str, Any]
     quantised: Weights
 
-    def write(self, folder: Path, heard: Listener) -> Manifest:
-        """See `Prepared`."""
-        programs, self.quantised = self.builder.write(folder, heard, self.calibration)
+    def write(self, folder: Path, listener: Listener) -> Manifest:
+        """Write weight file and graphs; return the manifest (see `Prepared.write`)."""
+        programs, self.quantised = self.builder.write(folder, listener, self.calibration)
         return self.builder.manifest(programs)
 
     def vectors(self, manifest: Manifest) -> dict[str, NDArray[Any]]:
-        """See `Prepared`."""
+        """Return the vectors of the self-test (see `Prepared.vectors`)."""
         return selftest_vectors(manifest, self.builder.reference())
 
-    def verify(self, folder: Path, manifest: Manifest, heard: Listener) -> Parity:
-        """See `Prepared`."""
+    def verify(self, folder: Path, manifest: Manifest, listener: Listener) -> Parity:
+        """Compare the bundle with the checkpoint's reference (see `Prepared.verify`)."""
         precision = manifest.precision
         if precision in HALF:
-            heard.warn(f"{precision} on the CPU is indicative: verify again on the device that the bundle is for")
+            listener.warn(f"{precision} on the CPU is indicative: verify again on the device that the bundle is for")
         with runnable(folder, manifest, "cpu") as runs:
             ways, stand_in = openers(runs, manifest, "cpu"), precision if precision == EMULATED else None
             reference = self.builder.reference()
-            parity = verify_models(manifest, ways, reference, "the checkpoint", self.text, None, heard, stand_in)
+            parity = verify_models(manifest, ways, reference, "the checkpoint", self.text, None, listener, stand_in)
+        claimed = min(manifest.stepwise or 1, MOST)
+        found = stepwise(manifest, lambda: Oracle(reference, self.builder.memory)) if claimed > 1 else 1
+        if found is None or found < claimed:
+            raise CheckError(
+                f"segments of {found} tokens give what single steps give, expected up to {claimed} by the model's "
+                "window; report the checkpoint's family and config"
+            )
         if self.quantised:
-            sensitivity, gain = self.builder.quantisation(self.quantised, self.text, heard)
+            sensitivity, gain = self.builder.quantisation(self.quantised, self.text, listener)
             parity = replace(parity, sensitivity=sensitivity).with_gain(gain)
         return parity if self.calibration is None else parity.behind(len(self.calibration))
 
 
-def prepare(source: Checkpoint, options: ExportOptions, heard: Listener) -> PreparedModel:
-    """See `Family`."""
+def prepare(source: Checkpoint, options: ExportOptions, listener: Listener) -> PreparedModel:
+    """Read and check a checkpoint for an export (see `Family.prepare`)."""
     options.refuse(FOR_FILES, "an ONNX file, and this is a checkpoint")
     options.refuse(FOR_OWN_MODULES, "a model of your own, FILE.py:FUNCTION, and this is a checkpoint")
     config = read_config(Path(options.config)) if isinstance(options.config, str | Path) else options.config
@@ -94,7 +103,7 @@ def prepare(source: Checkpoint, options: ExportOptions, heard: Listener) -> Prep
         config = {**(config or {}), "ext_len": options.extended_length}
     overrides = ask_overrides(options.initial_memory, options.cluster_order, options.embedding_scale)
 
-    heard.stage("read the checkpoint")
+    listener.stage("read the checkpoint")
     imported, found = read_checkpoint(
         source if isinstance(source, Mapping) else Path(source), options.family, config, options.aliases, overrides
     )
@@ -104,18 +113,18 @@ def prepare(source: Checkpoint, options: ExportOptions, heard: Listener) -> Prep
     weights = check_weights(imported.config, imported.weights, found.name)
     dialect, sizes, lines = resolve(imported, options)
     for line in (*imported.notes, *lines):
-        heard.warn(line)
+        listener.warn(line)
     if min(sizes.segment_lengths) > 1:
-        heard.warn("no segment length of 1: generating will run a whole segment for every token")
+        listener.warn("no segment length of 1: generating will run a whole segment for every token")
     vocabulary = completed(vocabulary, imported.config.vocab_size, options, whose)
     words = None if vocabulary is None else decode_vocabulary(vocabulary, imported.config.vocab_size, whose)
     text = read_tokens(options.text, options.tokens, words, imported.config.vocab_size)
-    form = memory_form(imported.config, sizes, options, heard)
+    form = memory_form(imported.config, sizes, options, listener)
     precision = cast(Precision, options.precision or "fp32")
     layers = map(layer_name, range(imported.config.n_layer))
     kept = all(is_kept(layer + end, options.keep) for layer in layers for end in QUANTISABLE)
-    calibration, text = split(text, precision == "int4" and not kept, heard)
-    builder = Builder(imported.config, dialect, sizes, weights, form, precision, options.keep)
+    calibration, text = split(text, precision == "int4" and not kept, listener)
+    builder = Builder(imported.config, dialect, sizes, weights, form, precision, options.keep, options.features)
     provenance = {
         "source": msgspec.to_builtins(found),
         "config": dict(config) if config is not None else None,
@@ -126,8 +135,8 @@ def prepare(source: Checkpoint, options: ExportOptions, heard: Listener) -> Prep
     return PreparedModel(builder, calibration, text, vocabulary, provenance, {})
 
 
-def verify(request: VerifyRequest, heard: Listener) -> tuple[Parity, bytes | None]:
-    """See `Family`."""
+def verify(request: VerifyRequest, listener: Listener) -> tuple[Parity, bytes | None]:
+    """Compare a bundle with its reference (see `Family.verify`)."""
     opened, backend = request.bundle, request.backend
     manifest = opened.manifest
     if request.module is not None or request.weights is not None:
@@ -143,9 +152,9 @@ def verify(request: VerifyRequest, heard: Listener) -> tuple[Parity, bytes | Non
         said = HARDLY_MORE if begins_with_fitted(manifest, ids) else NOT_THE_TEXT
         if left_out:
             said = f"the text's first; the other {len(ids):,} judge"
-        heard.warn(f"int4 matrices were fitted to {known:,} tokens: {said}")
+        listener.warn(f"int4 matrices were fitted to {known:,} tokens: {said}")
     if request.checkpoint is None:
-        heard.warn("the reference is rebuilt from the bundle; the import is not repeated (--checkpoint repeats it)")
+        listener.warn("the reference is rebuilt from the bundle; the import is not repeated (--checkpoint repeats it)")
         weights, source = weights_of_bundle(opened.file(manifest.weights), manifest), "the bundle's own weights"
         vocabulary = None
     else:
@@ -154,11 +163,13 @@ def verify(request: VerifyRequest, heard: Listener) -> tuple[Parity, bytes | Non
     emulated = manifest.precision == EMULATED and backend in ("auto", "cpu")
     if emulated:
         backend = "cpu"
-        heard.warn("bf16 on the CPU is indicative: a float32 copy that rounds to bf16; --backend rtx runs the real one")
+        listener.warn(
+            "bf16 on the CPU is indicative: a float32 copy that rounds to bf16; --backend rtx runs the real one"
+        )
     with runnable(opened.path, manifest, backend) as folder:
         runs = openers(folder, manifest, backend, request.threads)
         stand_in = manifest.precision if emulated else None
-        parity = verify_models(manifest, runs, reference, source, ids, request.segments, heard, stand_in)
+        parity = verify_models(manifest, runs, reference, source, ids, request.segments, listener, stand_in)
     if request.checkpoint is not None and manifest.precision in QUANTISED:
         stored = read_weight_file(opened.file(manifest.weights))
         parity = parity.with_gain(gain_error(fold(model.config, weights), stored))
@@ -166,7 +177,7 @@ def verify(request: VerifyRequest, heard: Listener) -> tuple[Parity, bytes | Non
 
 
 def weights_of_bundle(path: Path, manifest: Manifest) -> Weights:
-    """Return the canonical weights of a bundle's weight file, to one rounding of the scale that was folded in."""
+    """Return the canonical weights of a bundle, exact up to one rounding of the folded scale."""
     own = (".table.", "initial.")
     stored = read_weight_file(path).items()
     kept = ((name, tensor) for name, tensor in stored if not any(part in name for part in own))
@@ -175,10 +186,10 @@ def weights_of_bundle(path: Path, manifest: Manifest) -> Weights:
 
 
 def read_again(checkpoint: Path, manifest: Manifest) -> tuple[Weights, bytes | None]:
-    """Return the weights of the checkpoint that the bundle was made from, and its vocabulary or None.
+    """Read the checkpoint that a bundle was made from; return its weights, and its vocabulary or None.
 
     Raises:
-        CheckError: it holds a different model.
+        CheckError: the checkpoint holds a different model.
     """
     values, aliases = (manifest.provenance.get(name) for name in ("config", "aliases"))
     recorded = manifest.transformer_xl.dialect
@@ -194,6 +205,7 @@ def read_again(checkpoint: Path, manifest: Manifest) -> tuple[Weights, bytes | N
         memory_length=manifest.memory_length,
         clamp_length=recorded.clamp_length or 0,
         same_length=recorded.window is not None or recorded.segment_window,
+        lookup=recorded.single_steps is not None,
         batch_size=manifest.batch_size,
     )
     dialect, sizes, _ = resolve(imported, asked)

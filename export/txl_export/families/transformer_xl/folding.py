@@ -1,7 +1,7 @@
-"""The parameters that graphs compute with: the canonical ones, after all arithmetic that no input changes.
+"""Folds the canonical parameters into those that graphs compute with, so that graphs repeat no constant arithmetic.
 
-1/sqrt(d_head) is multiplied into W_q, u and v. W_q, W_k and W_v become one matrix. W_r·R becomes one table per layer;
-`network` computes it, because it depends on the distances that a program tells apart.
+1/sqrt(d_head) is multiplied into W_q, u and v. W_q, W_k and W_v become one matrix. W_r·R becomes one table per layer.
+`network` computes that table, because its rows depend on the distances that a program distinguishes.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from txl_runtime.errors import UsageError
 from txl_export.families.transformer_xl.weights import Weights
 
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
-"""The dtypes of graphs in half precision, by precision."""
+"""torch's dtype for each precision of 16 bits."""
 
 TRANSPOSED = (".attention.output.weight", ".feed_forward.inner.weight", ".feed_forward.outer.weight")
 QUANTISABLE = (".attention.query_key_value.weight", *TRANSPOSED)
 """Ends of the names of the matrices that int8 and int4 quantise, all in the layers. Embedding, softmax, norms, tables
 of relative positions, attention and memory stay float32."""
 
-# Added to queries or scores, so they take the scale of the queries.
+# Added to queries, or to scores, so they are scaled by 1/sqrt(d_head) like the queries.
 SCALED = ("content_bias", "position_bias", "distance.biases")
 
 
 def fold(config: ModelConfig, weights: Mapping[str, Tensor]) -> Weights:
-    """Return the parameters as the graphs use them, without the tables of relative positions.
+    """Return the parameters in the graphs' form, except tables of relative positions.
 
-    Matrices are transposed to [in, out], because graphs compute x @ W; `query_key_value`, [D, 3·H·d_head], holds the
-    three projections side by side, with the scale folded into the first.
+    Matrices are transposed to [in, out], because graphs compute x @ W. `query_key_value` [D, 3·H·d_head] holds W_q, W_k
+    and W_v side by side; 1/sqrt(d_head) is multiplied into W_q.
     """
     scale = config.d_head**-0.5
     folded: Weights = {}
@@ -52,10 +52,15 @@ def fold(config: ModelConfig, weights: Mapping[str, Tensor]) -> Weights:
 
 
 def to_precision(tensors: Mapping[str, Tensor], precision: str, keep: tuple[str, ...] = ()) -> Weights:
-    """Return parameters in the dtype of a precision's graphs, except those with any of `keep` in their names.
+    """Return parameters in the dtype of a precision's graphs, except those whose names contain an entry of `keep`.
 
     Raises:
-        UsageError: a value is too large for that type.
+        UsageError: a value is too large for the dtype.
+
+    Example:
+        >>> found = to_precision({"weight": torch.ones(2), "norm": torch.ones(2)}, "fp16", keep=("norm",))
+        >>> [tensor.dtype for tensor in found.values()]
+        [torch.float16, torch.float32]
     """
     half = HALF.get(precision)
     if half is None:
@@ -75,10 +80,10 @@ def to_precision(tensors: Mapping[str, Tensor], precision: str, keep: tuple[str,
 
 
 def tied_rows(config: ModelConfig, folded: Mapping[str, Tensor]) -> dict[str, tuple[str, int, int]]:
-    """Return the softmax tables that are rows [first, last) of the embedding's table: name → (table, first, last).
+    """Return the softmax tables that are rows of the embedding's table, e.g. {"softmax.tables.1": (table, 100, 500)}.
 
-    Graphs see them as parameters of their own, because an engine would keep a copy of every slice; in the weight file
-    they are ranges of the table's bytes.
+    A graph reads each as a parameter of its own, because an engine would store a copy of a slice. The weight file
+    stores each as a range of bytes inside the embedding's table.
     """
     if config.div_val > 1 or len(config.clusters) == 1:
         return {}
@@ -87,7 +92,7 @@ def tied_rows(config: ModelConfig, folded: Mapping[str, Tensor]) -> dict[str, tu
 
 
 def unfold(config: ModelConfig, folded: Mapping[str, Tensor]) -> Weights:
-    """Return canonical parameters from those of the graphs: the inverse of `fold`, to one rounding of the scale."""
+    """Return canonical parameters from folded ones: the inverse of `fold`, exact up to one rounding of the scale."""
     scale = config.d_head**-0.5
     weights: Weights = {}
     for name, tensor in folded.items():

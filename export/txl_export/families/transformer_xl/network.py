@@ -1,11 +1,10 @@
 """The common base of all graphs: parameters, embedding, layers and softmax.
 
-The graphs differ in their memory. `step` (rolled) and `ring` add the keys and values that a layer's queries meet, and
-the memory after the step.
+The graphs differ in their memory: `step` (rolled) and `ring` compute the keys and values that queries meet, and the
+memory after the step.
 
-In half precision (fp16, bf16) weights, products and memory are of that type, with explicit casts. The statistics of
-layer norms (LayerNormalization computes them so), both softmaxes, and the computation of the tables of positions stay
-in float32.
+In half precision (fp16, bf16) weights, products and memory have 16 bits, with explicit casts. The statistics of layer
+norms (inside LayerNormalization), both softmaxes, and the computation of the tables of positions stay in float32.
 """
 
 from __future__ import annotations
@@ -26,12 +25,15 @@ from txl_export.graphs.tracing import Traceable
 
 MemoryForm = Literal["kv", "hidden"]
 
-# Score of a hidden key: far below any other, in fp16's range, finite so that no engine guards against infinities.
+# Score of a key that a query must not see: far below other scores, within fp16's range, and finite, so that engines
+# need no code for infinities.
 UNSEEN = -1e4
+EVERY = 2**20
+"""A window larger than any number of keys, so that it hides no key."""
 
 
 def count_distances(config: ModelConfig, dialect: Dialect, slots: int) -> int:
-    """Return the number of distances that a program tells apart: of its slots or its window, up to the clamp."""
+    """Return the number of distances with positions of their own: the slots or the window, limited by the clamp."""
     rows, last = slots, last_distance(config, dialect)
     if dialect.window is not None and not config.absolute_positions:
         rows = min(rows, dialect.window)
@@ -42,11 +44,11 @@ class Network(Traceable):
     """A network with a model's parameters as buffers, and the parts of a step that do not depend on its memory.
 
     Args:
-        folded: the parameters from `fold`, shared between all networks of a model, in the type to compute in.
+        folded: the parameters from `fold`, shared between all networks of a model, in the dtype to compute in.
         distances: number of distances in the tables of positions; 0 for a network without layers.
 
     Attributes:
-        dtype: of weights, products and memory.
+        dtype: the dtype of weights, products and memory.
     """
 
     def __init__(self, config: ModelConfig, dialect: Dialect, folded: Mapping[str, Tensor], distances: int) -> None:
@@ -62,13 +64,13 @@ class Network(Traceable):
             self._fold_positions(distances, folded)
 
     def _keep(self, name: str, tensor: Tensor) -> None:
-        """Register a buffer; torch allows no "." in names, so it is "/" there and "." again in the graph."""
+        """Register a buffer under `name` with "/" in place of ".", which torch forbids; the graph has "." again."""
         if tensor.is_floating_point():
             tensor = tensor.to(self.dtype)
         self.register_buffer(name.replace(".", "/"), tensor, persistent=False)
 
     def _fold_positions(self, rows: int, folded: Mapping[str, Tensor]) -> None:
-        """Keep the tables of positions for distances 0 … rows-1, one per layer (attn_type 2: one in all)."""
+        """Register the tables of positions for distances 0 … rows-1: one per layer, or a single one for attn_type 2."""
         c, sinusoids = self.config, sinusoid(rows, self.config.d_model)
         if c.attn_type == 2:
             self._keep(self._table_name(0), sinusoids)
@@ -81,12 +83,12 @@ class Network(Traceable):
                 self._keep(self._table_name(i), relative.permute(1, 2, 0).contiguous())  # [H, d_head, rows]
             elif c.attn_type == 1:
                 relative, biases = folded[f"{name}.distance.keys"][:rows], folded[f"{name}.distance.biases"][:rows]
-                # Copies: with one head or one row the permuted tensor would share the parameter's memory.
+                # Clone: with one head or one row, the permuted tensor would share the parameter's memory.
                 self._keep(self._table_name(i), relative.permute(1, 2, 0).clone(memory_format=torch.contiguous_format))
                 self._keep(self._table_name(i, "bias."), biases.T[:, None].clone(memory_format=torch.contiguous_format))
 
     def _table_name(self, i: int, part: str = "") -> str:
-        """Return the name of layer i's table of positions; a learned one (attn_type 3) serves all segment lengths."""
+        """Return the name of layer i's table of positions; a learned one (attn_type 3) serves all programs."""
         if self.config.attn_type == 3:
             return f"{layer_name(i)}.positions"
         return f"{layer_name(i)}.attention.position.table.{part}{self.distances:05d}"
@@ -95,13 +97,28 @@ class Network(Traceable):
         return self.get_buffer(name.replace(".", "/"))
 
     def get(self, name: str) -> Tensor | None:
-        """Return the parameter of that name, or None."""
+        """Return the parameter called `name`, or None."""
         return getattr(self, name.replace(".", "/"), None)
 
     def position_tables(self) -> Weights:
-        """Return the tables of positions, which only networks with the same number of distances share."""
+        """Return the computed tables of positions; networks with equal `distances` have the same tables."""
         names = (attribute.replace("/", ".") for attribute, _ in self.named_buffers())
         return {name: self[name] for name in names if ".table." in name}
+
+    def window_by_count(self, valid: Tensor, memory_length: int) -> Tensor | None:
+        """Return the number of keys each query may see if it depends on the segment's count: int32 [B] → int32 [B].
+
+        None if it depends on the dialect alone.
+        """
+        dialect, found = self.dialect, torch.full((), EVERY, dtype=torch.int32)
+        if not dialect.segment_window and dialect.single_steps is None:
+            return None
+        if dialect.segment_window:
+            found = torch.where(valid > 1, valid, found)
+        if dialect.single_steps is not None:
+            step = torch.full((), memory_length + 1, dtype=torch.int32)
+            found = torch.where(valid > dialect.single_steps, found, step)
+        return found
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Embed token ids, which are clipped to 0 … V-1: int [B, L] → [B, L, D]."""
@@ -120,18 +137,23 @@ class Network(Traceable):
         return embedded * c.embedding_scale
 
     def around(self, i: int, hidden: Tensor, attended: Tensor) -> Tensor:
-        """Run layer i except its attention: residuals, norms and the feed-forward part, [..., D] → [..., D]."""
+        """Run layer i after its attention: residuals, norms and the feed-forward part, [..., D] → [..., D]."""
+        return self.around_entering(i, hidden, attended)[0]
+
+    def around_entering(self, i: int, hidden: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
+        """Run layer i after its attention, and return what entered its feed-forward part too, [..., D] each."""
         attention, feed_forward = f"{layer_name(i)}.attention", f"{layer_name(i)}.feed_forward"
         if self.config.pre_lnorm:
             hidden = hidden + attended
-            return hidden + self._feed_forward(i, self.norm(f"{feed_forward}.norm", hidden))
-        hidden = self.norm(f"{attention}.norm", hidden + attended)
-        return self.norm(f"{feed_forward}.norm", hidden + self._feed_forward(i, hidden))
+            entering = self.norm(f"{feed_forward}.norm", hidden)
+            return hidden + self._feed_forward(i, entering), entering
+        entering = self.norm(f"{attention}.norm", hidden + attended)
+        return self.norm(f"{feed_forward}.norm", entering + self._feed_forward(i, entering)), entering
 
     def heads(self, joined: Tensor, parts: int, rows: tuple[int, int] | None = None) -> tuple[Tensor, ...]:
-        """Split [B, rows, parts·H·d_head] into `parts` tensors [B, H, rows, d_head], with one transpose for all.
+        """Split [B, rows, parts·H·d_head] into `parts` tensors [B, H, rows, d_head], with one transpose for all parts.
 
-        With `rows` = (B, rows) it also takes [B·rows, parts·H·d_head].
+        With `rows` = (B, rows), `joined` is [B·rows, parts·H·d_head].
         """
         c, width = self.config, (parts * self.config.n_head, self.config.d_head)
         heads = torch.unflatten(joined, -1, width) if rows is None else joined.reshape(*rows, *width)
@@ -153,12 +175,11 @@ class Network(Traceable):
             query: [B, H, L, d_head], scaled. key, value: [B, H, K, d_head].
             index: int64 [B, H, L, K], the row of the table of distances per query and key; None if positions are
                 absolute.
-            visible: bool [B, 1, L, K]. The score of a key that is not visible is replaced, not added to, so
-                that no value can leak from there.
-            flat: return [B·L, D]: engines fuse a product with its bias only in two dimensions.
+            visible: bool [B, 1, L, K]. The score of an invisible key is replaced (a sum would let NaN through).
+            flat: return two axes, because engines fuse a product with its bias only then.
 
         Returns:
-            [B·L, D] if `flat`, else [B, L, D]; before the residual.
+            The attention's output before the residual is added: [B·L, D] if `flat`, else [B, L, D].
         """
         name = f"{layer_name(i)}.attention"
         if index is None:
@@ -172,7 +193,7 @@ class Network(Traceable):
         return self.linear(f"{name}.output", rows.reshape(-1, width) if flat else rows.flatten(start_dim=2))
 
     def _by_distance(self, i: int, query: Tensor) -> Tensor:
-        """Return each query's score by distance alone: [B, H, L, d_head] → [B, H, L, rows]."""
+        """Return each query's score for each distance alone: [B, H, L, d_head] → [B, H, L, rows]."""
         name, table = f"{layer_name(i)}.attention", self[self._table_name(i)]  # [H, d_head, rows]
         if self.config.attn_type == 1:
             return query @ table + self[self._table_name(i, "bias.")]
@@ -183,7 +204,7 @@ class Network(Traceable):
         return self.linear(f"{name}.outer", activate(self.config, self.linear(f"{name}.inner", hidden)))
 
     def head_logprobs(self, flat: Tensor) -> Tensor:
-        """Return log-probabilities of cluster 0's words and, after them, of clusters 1, 2, … as a whole.
+        """Return log-probabilities of cluster 0's words, then one for each further cluster as a whole.
 
         [n, D] → float32 [n, words of cluster 0 + clusters - 1].
         """
@@ -196,11 +217,11 @@ class Network(Traceable):
         return head.float().log_softmax(dim=-1)
 
     def tail_logprobs(self, cluster: int, flat: Tensor) -> Tensor:
-        """Return log-probabilities of a cluster's words, given the cluster: [n, D] → float32 [n, its words]."""
+        """Return log-probabilities of words within their cluster: [n, D] → float32 [n, words of the cluster]."""
         return self._cluster_logits(cluster, flat).float().log_softmax(dim=-1)
 
     def logprobs(self, flat: Tensor) -> Tensor:
-        """Return log-probabilities of the vocabulary, in its order: [n, D] → float32 [n, V]."""
+        """Return log-probabilities of the whole vocabulary, by token id: [n, D] → float32 [n, V]."""
         head, first = self.head_logprobs(flat), self.config.clusters[0][1]
         if len(self.config.clusters) == 1:
             return head
@@ -229,11 +250,11 @@ class Network(Traceable):
         return F.linear(rows.flatten(end_dim=-2), projection).reshape(*rows.shape[:-1], -1)
 
     def linear(self, name: str, x: Tensor) -> Tensor:
-        """Return x @ W (+ b)."""
+        """Return x @ W + b, with weight and bias of that name; the bias may be absent."""
         product, bias = x @ self[f"{name}.weight"], self.get(f"{name}.bias")
         return product if bias is None else product + bias
 
     def norm(self, name: str, x: Tensor) -> Tensor:
-        """Apply the layer norm of that name, over D."""
+        """Apply the layer norm of that name, over the last axis [D]."""
         weight, bias = self[f"{name}.weight"], self[f"{name}.bias"]
         return F.layer_norm(x, (self.config.d_model,), weight, bias, self.config.layer_norm_epsilon)

@@ -1,9 +1,9 @@
-"""The reference: Transformer-XL as the paper has it, hidden memories and nothing folded.
+"""The reference: Transformer-XL as the paper defines it, with hidden memories and without folded parameters.
 
-It is the oracle every graph, engine and precision is compared with, so it is written to be read beside the paper
-(Dai et al. 2019, section 3 and appendix B) and not to be fast. Memory entry i is the input of layer i, [B, rows, D],
-oldest row first; it starts empty and grows, or starts as M rows of zeros, as the dialect says. The attention types that
-the paper compares with (learned relative, absolute sinusoidal, absolute learned) are its released code's.
+Every graph, engine and precision is compared with it, so it is written to be read next to the paper (Dai et al. 2019,
+section 3 and appendix B), not to be fast. Memory entry i is the input of layer i, [B, rows, D], oldest row first. It
+starts empty and grows, or starts as M rows of zeros, as the dialect says. The paper compares three other attention
+types (learned relative, absolute sinusoidal, absolute learned); these follow its released code.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from txl_export.families.transformer_xl.weights import layer_name, parameter_cou
 Memory = list[Tensor]
 
 ROWS = 16
-"""Rows of a softmax computed at a time, so that intermediate results stay small and in the cores' caches."""
+"""Rows of a softmax per call, few enough that intermediate results stay in the cores' caches."""
 
 
 class PaperModel:
@@ -29,11 +29,11 @@ class PaperModel:
 
     Args:
         dialect: initial memory, window and clamp.
-        weights: the canonical parameters (module `weights`), checked.
-        dtype: type of all arithmetic; only the position table is built in float32 in any case.
+        weights: the canonical parameters, from `weights.check_weights`.
+        dtype: dtype of all arithmetic, except that the table of positions is always built in float32.
 
     Attributes:
-        watch: receives the name and the input [..., in] of every product with a matrix "NAME.weight", if not None.
+        watch: if not None, called with NAME and the input [..., in] of every product with a matrix "NAME.weight".
     """
 
     def __init__(
@@ -50,11 +50,11 @@ class PaperModel:
 
     @property
     def parameters(self) -> int:
-        """Number of values in its weights."""
+        """The number of values in the weights."""
         return parameter_count(self._weights)
 
     def in_precision(self, dtype: torch.dtype) -> PaperModel:
-        """Return the same model computed in `dtype`; itself if it is that already."""
+        """Return this model computed in `dtype`; the same object if it already has that dtype."""
         if dtype == self.dtype:
             return self
         return PaperModel(self.config, self.dialect, self.memory_length, self._weights, dtype)
@@ -91,16 +91,18 @@ class PaperModel:
         return hidden, after
 
     def keys_and_values(self, memory: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the keys and values of each layer of a hidden memory: [B, rows, D] → [B, rows, H, d_head] each."""
+        """Yield each layer's keys and values of a hidden memory: [B, rows, D] → [B, rows, H, d_head] twice."""
         for i, remembered in enumerate(memory):
             name = f"{layer_name(i)}.attention"
             source = self._norm(f"{name}.norm", remembered) if self.config.pre_lnorm else remembered
             yield self._heads(f"{name}.key", source), self._heads(f"{name}.value", source)
 
     def _add_positions(self, i: int, hidden: Tensor, remembered: Tensor) -> tuple[Tensor, Tensor]:
-        """Add absolute positions, counted back from the segment's last row, to layer i's input (type 2: layer 0 only).
+        """Add absolute positions, counted back from the segment's last row, to layer i's input (attn_type 2: layer 0
+        only).
 
-        Remembered rows already carry those of earlier segments and keep them: the released code adds in place.
+        Memory rows already contain the positions of earlier segments, and these are not removed: the released code adds
+        in place.
         """
         if not self.config.absolute_positions or (self.config.attn_type == 2 and i > 0):
             return hidden, remembered
@@ -128,7 +130,7 @@ class PaperModel:
         attention, feed_forward = f"{layer_name(i)}.attention", f"{layer_name(i)}.feed_forward"
         if self.config.pre_lnorm:
             context = self._norm(f"{attention}.norm", torch.cat([remembered, hidden], dim=1))
-            # With absolute positions the released code takes queries from the input before its norm.
+            # For absolute positions with pre-norm, the released code computes queries from the input before the norm.
             queries = hidden if self.config.absolute_positions else context[:, remembered.shape[1] :]
             hidden = hidden + self._attend(i, queries, context)
             return hidden + self._feed_forward(i, self._norm(f"{feed_forward}.norm", hidden))
@@ -137,7 +139,7 @@ class PaperModel:
         return self._norm(f"{feed_forward}.norm", hidden + self._feed_forward(i, hidden))
 
     def _attend(self, i: int, queries_from: Tensor, context: Tensor) -> Tensor:
-        """Compute the attention of the segment [B, T, D] over memory and segment [B, rows, D]."""
+        """Compute attention of the segment's rows [B, T, D] to the rows of memory and segment [B, rows, D]."""
         name = f"{layer_name(i)}.attention"
         length, rows = queries_from.shape[1], context.shape[1]
         query = self._heads(f"{name}.query", queries_from)
@@ -145,7 +147,7 @@ class PaperModel:
 
         distance = torch.arange(rows - length, rows)[:, None] - torch.arange(rows)[None, :]  # [T, rows], query to key
         visible = distance >= 0
-        window = length if self.dialect.segment_window and length > 1 else self.dialect.window
+        window = self.dialect.window_of(length, self.memory_length)
         if window is not None:
             visible &= distance < window
 
@@ -162,7 +164,7 @@ class PaperModel:
         return self._linear(f"{name}.output", mixed.flatten(start_dim=2))
 
     def _by_distance(self, i: int, query: Tensor, rows: int) -> Tensor:
-        """Return each query's score by distance alone, up to the clamp: [B, T, H, d_head] → [B, H, T, distances]."""
+        """Return each query's score for each distance up to the clamp: [B, T, H, d_head] → [B, H, T, distances]."""
         name, last = f"{layer_name(i)}.attention", last_distance(self.config, self.dialect)
         count = rows if last is None else min(rows, last + 1)
         if self.config.attn_type == 1:
@@ -178,10 +180,11 @@ class PaperModel:
 
     @torch.no_grad()
     def log_probabilities(self, hidden: Tensor) -> Iterator[Tensor]:
-        """Yield log-probabilities of the vocabulary for rows [n, D], 16 at a time: 24 rows give [16, V] and [8, V].
+        """Yield log-probabilities of the vocabulary for rows [n, D], 16 rows at a time: 24 rows give [16, V] and [8,
+        V].
 
-        Each result is valid until the next: all are written to the same memory, because a large vocabulary takes longer
-        to allocate than to compute.
+        The next result overwrites a result: all share one memory, because a large vocabulary takes longer to allocate
+        than to compute.
         """
         into = torch.empty(min(ROWS, len(hidden)), self.config.vocab_size, dtype=self.dtype)
         for some in torch.split(hidden, ROWS):

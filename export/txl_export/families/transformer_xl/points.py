@@ -1,7 +1,7 @@
 """Points of the residual stream in a graph and in the reference, where `bisecting` compares them.
 
 There are two points per layer, after its attention and after its feed-forward part: `layers.00.attention`,
-`layers.00.feed_forward`, … A graph's are found by the layer norms next to them, whose weights keep their names.
+`layers.00.feed_forward`, … In a graph they are found by the layer norms next to them, whose weights keep their names.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from txl_export.families.transformer_xl.weights import layer_name
 
 
 def segment_of(bundle: Bundle) -> Program:
-    """Return the program to bisect: one of the longest segments, rolled if there is a rolled one."""
+    """Return the program to bisect: one with the longest segments, and of these preferably a rolled one."""
     held = [program for program in bundle.manifest.programs if program.kind in ("logprobs", "hidden")]
     longest = max(program.segment_length for program in held)
     fitting = [program for program in held if program.segment_length == longest]
@@ -30,7 +30,7 @@ def segment_of(bundle: Bundle) -> Program:
 
 
 def mark(bundle: Bundle, program: Program) -> tuple[bytes, dict[str, str]]:
-    """Return a program's graph with the points as further outputs, and the names of these outputs by point.
+    """Return a program's graph with the points as additional outputs, and each point's output name.
 
     Raises:
         BundleError: the graph lacks a layer norm of the config's layers.
@@ -56,12 +56,14 @@ def mark(bundle: Bundle, program: Program) -> tuple[bytes, dict[str, str]]:
 
 
 def _norm_name(node: onnx.NodeProto) -> str:
-    """Return "layers.00.attention.norm" of a node whose scale has that name and ".weight", or "/" in place of "."."""
+    """Return a layer norm's name by that of its scale, e.g. "layers.00.attention.norm" for
+    "layers/00/attention/norm.weight".
+    """
     return str(node.input[1]).replace("/", ".").removesuffix(".weight")
 
 
 def _end_of_layer(model: onnx.ModelProto, before: str, source: str) -> str:
-    """Return the output of a pre-norm layer: of the only Add that reads `before`, the value after its attention."""
+    """Return the output of a pre-norm layer: the result of the only Add that reads `before`."""
     sums = [node for node in model.graph.node if node.op_type == "Add" and before in node.input]
     if len(sums) != 1:
         raise BundleError(f"{source}: adds to {before} {len(sums)} times, expected once; export the model again")
@@ -78,7 +80,7 @@ def traced(
 
 
 class _Noting(PaperModel):
-    """A reference that notes the residual stream after each part of its layers."""
+    """A reference that records the residual stream after each part of its layers, in `seen`."""
 
     def __init__(self, reference: PaperModel) -> None:
         self.__dict__.update(reference.__dict__)

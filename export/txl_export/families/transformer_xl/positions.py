@@ -1,4 +1,4 @@
-"""Positions: sinusoids (Vaswani et al. 2017; Dai et al. 2019, section 3.3), and the limit of distances told apart."""
+"""Positions: sinusoids (Vaswani et al. 2017; Dai et al. 2019, section 3.3), and the largest distance that has one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from txl_runtime.bundle.transformer_xl import Dialect, ModelConfig
 
 
 def last_distance(config: ModelConfig, dialect: Dialect) -> int | None:
-    """Return the largest distance with a position of its own, which all beyond it share; None without such a limit."""
+    """Return the largest distance with its own position, which larger distances share; None without limit."""
     clamp = dialect.clamp_length
     if config.attn_type == 1:
         return (config.position_rows if clamp is None else min(clamp, config.position_rows)) - 1
@@ -18,7 +18,12 @@ def last_distance(config: ModelConfig, dialect: Dialect) -> int | None:
 def sinusoid(length: int, width: int) -> Tensor:
     """Return rows for distances 0 … length-1: float32 [length, width], width/2 sines and then width/2 cosines.
 
-    Built in float32 as every original does, even if the model then runs in a different precision. `width` is even.
+    They are computed in float32, as in every original code, whatever the model's precision. `width` is even.
+
+    Example:
+        >>> sinusoid(2, 4)
+        tensor([[0.0000, 0.0000, 1.0000, 1.0000],
+                [0.8415, 0.0100, 0.5403, 0.9999]])
     """
     frequencies = 1 / (10000 ** (torch.arange(0.0, width, 2.0) / width))
     angles = torch.outer(torch.arange(length, dtype=torch.float32), frequencies)

@@ -1,22 +1,23 @@
-"""The step with ring memory: keys and values stay where they are, only the segment's rows are written.
+"""The step with ring memory: keys and values stay in place; a step writes only the segment's rows.
 
     inputs    tokens int32 [B, L] · valid int32 [B] · fill int32 [B] · head int32 [B] · memory per layer
-    outputs   hidden float32 [B, L, D] · the same memory, L rows further
+    outputs   hidden float32 [B, L, D] (with features [B, L, 2 D]) · the same memory, L rows further
 
-    memory    key and value, [B, H, C, d_head] each, of the network's type: R = M + longest L slots of a ring, then
-              longest L to spill into (`ring_slots`); the same buffer is meant to be input and output
+    memory    key and value, [B, H, C, d_head] each, of the network's dtype: R = M + longest L slots of a ring, then
+        longest L slots of spill (`ring_slots`); one buffer serves as input and output
 
-The rows of the segment go to slots head … head + L - 1 (TensorScatter, linear: what ONNX Runtime does in place and
-TensorRT calls KV_CACHE_UPDATE). With a = c - head, slot c then holds row k = M + a - R·[a >= L] of (memory ‖ segment):
-the segment's own rows, then those written a lap ago. A slot of the spill holds nothing but rows of this segment.
-Query i sees slot c iff 0 <= d < W and k >= M - fill, with d = M + i - k. One GatherElements, whose index is computed
-once for all layers, does the relative shift and the ring's rotation, with a head of its own for each stream.
+The rows of the segment go to slots head … head + L - 1 (linear TensorScatter, which ONNX Runtime does in place;
+TensorRT's KV_CACHE_UPDATE). With a = c - head, slot c then holds row k = M + a - R·[a >= L] of (memory ‖ segment): the
+segment's own rows, then those written a lap ago. A slot of the spill holds only rows of this segment. Query i sees slot
+c iff 0 <= d < W and k >= M - fill, with d = M + i - k. One GatherElements, whose index is computed once for all layers,
+does the relative shift and the ring's rotation; each stream has its own head.
 
-After the step the memory's owner adds `valid` to `head`; if that reaches R, it moves rows R … head - 1 to the front
-and subtracts R. R >= M + L keeps rows that padding overwrites out of the memory.
+After the step the memory's owner adds `valid` to `head`; if that reaches R, it moves rows R … head - 1 to the front and
+subtracts R. Because R >= M + L, padding overwrites only rows that are no longer memory.
 
-The graph leaves L open, and B if it is more than 1: programs of all lengths are one file, one set of weights. `hidden`
-goes to the softmax programs of `softmax`.
+L is an open axis, and B if it is more than 1, so programs of all lengths share one file. `hidden` goes to the softmax
+programs of `softmax`. With features, what entered the last feed-forward layer stands behind it in the same row, for
+datastores.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ from txl_export.families.transformer_xl.step import StepShape, open_batch
 from txl_export.families.transformer_xl.weights import layer_name
 from txl_export.graphs.tracing import SEGMENT
 
-FAR = 2**20  # rows before all memory, where no query sees a slot; more than any M
+FAR = 2**20  # row number of unused slots: so far before memory that no query sees it; larger than any M
 
 
 @torch.library.custom_op("txl::tensor_scatter", mutates_args=())
 def tensor_scatter(past: Tensor, update: Tensor, write: Tensor) -> Tensor:
-    """Return `past` [B, H, C, w] with `update` [B, H, L, w] from slot write[b] on: linear TensorScatter, axis 2."""
+    """Return `past` [B, H, C, w] with `update` [B, H, L, w] from slot write[b] on: TensorScatter, linear, axis 2."""
     after = past.clone()
     for row, slot in enumerate(write.tolist()):
         after[row, :, slot : slot + update.shape[2]] = update[row]
@@ -61,15 +62,23 @@ class RingStep(Network):
     """A step of 1 … L positions of 1 … B sequences, for attn_type 0 and 1, with a memory of keys and values.
 
     Args:
-        shape: B, the longest L, M; memory is "kv".
+        shape: batch size B, longest segment L, memory length M; its memory is "kv".
         folded: the parameters from `fold`.
+        features: whether rows end with what entered the last feed-forward layer.
     """
 
     translations: Mapping[Callable[..., Any], Callable[..., Any]] = {torch.ops.txl.tensor_scatter.default: _translate}
 
-    def __init__(self, config: ModelConfig, dialect: Dialect, shape: StepShape, folded: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        dialect: Dialect,
+        shape: StepShape,
+        folded: Mapping[str, Tensor],
+        features: bool = False,
+    ) -> None:
         super().__init__(config, dialect, folded, count_distances(config, dialect, shape.slots))
-        self.shape = shape
+        self.shape, self.features = shape, features
         self.ring, self.columns = ring_slots(shape.memory_length, shape.segment_length)
         slot = torch.arange(self.columns, dtype=torch.int32)
         self._keep("slot", slot)
@@ -89,22 +98,24 @@ class RingStep(Network):
     def forward(self, tokens: Tensor, valid: Tensor, fill: Tensor, head: Tensor, *memory: Tensor) -> tuple[Tensor, ...]:
         """Run one step; see the module's table for names, shapes and dtypes."""
         c, (batch, length), m = self.config, tokens.shape, self.shape.memory_length
-        sizes = (batch, -1 if self.shape.batch_size == 1 else length)  # with B fixed the graph need not compute L
+        # with B fixed, -1 saves the graph from computing L
+        sizes = (batch, -1 if self.shape.batch_size == 1 else length)
         ahead = self["slot"][None] - head[:, None]  # [B, C]
         nothing = torch.zeros((), dtype=torch.int32)
-        row = m + ahead - torch.where(ahead >= length, self["lap"][None], nothing)  # [B, C], of (memory ‖ segment)
+        # [B, C], row numbers in (memory ‖ segment)
+        row = m + ahead - torch.where(ahead >= length, self["lap"][None], nothing)
         query = m + torch.arange(length, dtype=torch.int32)
         distance = query[None, :, None] - row[:, None, :]  # [B, L, C]
         visible = (distance >= 0) & (row >= (m - fill)[:, None])[:, None]
         if self.dialect.window is not None:
             visible = visible & (distance < self.dialect.window)
-        if self.dialect.segment_window:
-            visible = visible & ((distance < valid[:, None, None]) | (valid <= 1)[:, None, None])
+        if (window := self.window_by_count(valid, m)) is not None:
+            visible = visible & (distance < window[:, None, None])
         clipped = distance.clamp(0, self.distances - 1)[:, None]
         index = clipped.expand(-1, c.n_head, -1, -1).long()
         visible, write = visible[:, None], head.long()
 
-        # [B·L, D], not [B, L, D]: an engine fuses a product, its bias and the next operator only in two dimensions.
+        # Two axes [B·L, D]: an engine fuses a product, its bias and the next operator only then.
         hidden = self.embed(tokens).flatten(end_dim=1)  # [B·L, D]
         after: list[Tensor] = []
         for i in range(c.n_layer):
@@ -113,8 +124,10 @@ class RingStep(Network):
             query, key, value = self.heads(self.linear(f"{name}.query_key_value", source), 3, sizes)
             key = tensor_scatter(memory[2 * i], key, write)
             value = tensor_scatter(memory[2 * i + 1], value, write)
-            hidden = self.around(i, hidden, self.mix(i, query, key, value, index, visible, flat=True))
+            attended = self.mix(i, query, key, value, index, visible, flat=True)
+            hidden, entering = self.around_entering(i, hidden, attended)
             after += key, value
         if c.final_norm:
             hidden = self.norm("final_norm", hidden)
-        return (hidden.float().reshape(*sizes, c.d_model), *after)
+        rows = torch.cat([hidden, entering], dim=1) if self.features else hidden
+        return (rows.float().reshape(*sizes, rows.shape[1]), *after)

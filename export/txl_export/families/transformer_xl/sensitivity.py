@@ -1,4 +1,4 @@
-"""The sensitivity of layers to quantised weights: the reference runs with one layer quantised at a time."""
+"""Measures how sensitive layers are to quantisation: runs the reference with one layer quantised at a time."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def layer_sensitivity(
     length: int,
     listener: Listener,
 ) -> dict[str, float]:
-    """Return the mean KL divergence, in nats, that rounding one layer's weights causes, e.g. {"layers.00": 0.002}.
+    """Return the mean KL divergence, in nats, that quantising one layer's weights causes, e.g. {"layers.00": 0.002}.
 
     Args:
-        make: returns the reference of given weights.
+        make: makes a reference from weights.
         weights: the canonical parameters.
-        parts: the parameters of the graphs, with quantised parts.
-        tokens: int [T], of which the first 4 segments of `length` are run.
+        parts: the graphs' parameters; those of quantised matrices as codes and scales.
+        tokens: int [T]; the first 4 segments of `length` tokens are run.
     """
     reference = make(weights)
     segments = [torch.from_numpy(tokens[None, i * length : (i + 1) * length]) for i in range(SEGMENTS)]

@@ -1,8 +1,8 @@
-"""The dialect, the sizes and the form of memory of a bundle, from an export's options and its checkpoint.
+"""Chooses the dialect, sizes and form of memory of a bundle from an export's options and its checkpoint.
 
-M, the clamp and same_length usually differ in evaluation from the training values that a file holds. So options come
-first, then `--config`, then the file. One line names the values that were taken from a file; an error names the flag of
-a setting that none of them has.
+M, the clamp and same_length usually differ in evaluation from the training values in a file. So options come first,
+then `--config`, then the file. A warning names the values taken from a file; an error names the flag of a setting that
+is missing everywhere.
 """
 
 from __future__ import annotations
@@ -20,11 +20,18 @@ from txl_export.options import ExportOptions
 MOST_SEGMENT, MOST_MEMORY, MOST_BATCH = 8192, 65536, 1024
 """Largest L in tokens, M in rows and B in sequences that an export accepts."""
 DEFAULT_SEGMENT_LENGTHS = (64, 1)
+LOOKUP = 5
+"""Tokens of a segment with `--lookup`: the last drawn token and a draft of 4."""
+LOOKED_UP, FEATURES = "of which a part of a segment can be kept", "whose programs return rows"
+"""The reasons for which `--lookup` and `--features` need a ring."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The B, L (largest first) and M of a bundle, and smaller B that engines are also built for, largest first."""
+    """The sizes of a bundle: batch size B, segment lengths L (longest first), memory length M in rows.
+
+    `batch_sizes` are smaller B, largest first, for which engines are built, too.
+    """
 
     batch_size: int
     segment_lengths: tuple[int, ...]
@@ -33,7 +40,7 @@ class Sizes:
 
 
 def resolve(imported: Imported, options: ExportOptions) -> tuple[Dialect, Sizes, tuple[str, ...]]:
-    """Return dialect, sizes, and lines that name values from the file and options that override it.
+    """Return dialect, sizes, and warnings that name values taken from the file and options that override it.
 
     Raises:
         UsageError: a size is out of range, a setting is missing, or settings contradict each other.
@@ -61,6 +68,11 @@ def resolve(imported: Imported, options: ExportOptions) -> tuple[Dialect, Sizes,
     for length in lengths:
         _in_range("--segment-length", length, 1, MOST_SEGMENT)
     _in_range("--memory-length", memory, 0, MOST_MEMORY)
+    for flag, given, what in (("--lookup", options.lookup, LOOKED_UP), ("--features", options.features, FEATURES)):
+        if given:
+            _requires_ring(flag, what, imported.config, memory, options)
+    if options.lookup:
+        lengths = tuple(sorted({*lengths, LOOKUP}, reverse=True))
     _in_range("--clamp-length", clamp, -1, MOST_MEMORY + MOST_SEGMENT, "; 0 or -1 is no clamp")
     for size in options.batch_sizes:
         _in_range("--batch-size", size, 1, MOST_BATCH)
@@ -73,11 +85,16 @@ def resolve(imported: Imported, options: ExportOptions) -> tuple[Dialect, Sizes,
             "--same-length with --memory-length 0 leaves a query nothing to attend to, expected one or the other; "
             "give --no-same-length or a memory"
         )
+    if options.lookup and window is not None:
+        lines.append(
+            f"with a window of {window} keys a segment gives what single steps give: --lookup adds L {LOOKUP} alone"
+        )
     dialect = Dialect(
         family=imported.family,
         memory_start=imported.memory_start,
         window=window,
         segment_window=of_segment,
+        single_steps=LOOKUP if options.lookup and window is None else None,
         clamp_length=clamp if clamp > 0 else None,
     )
     if taken:
@@ -85,18 +102,31 @@ def resolve(imported: Imported, options: ExportOptions) -> tuple[Dialect, Sizes,
     return dialect, Sizes(batch, lengths, memory, tuple(others)), tuple(lines)
 
 
-def memory_form(config: ModelConfig, sizes: Sizes, options: ExportOptions, heard: Listener) -> MemoryForm:
-    """Return the given form; by default "kv", or "hidden" if remembered rows contain absolute positions."""
+def memory_form(config: ModelConfig, sizes: Sizes, options: ExportOptions, listener: Listener) -> MemoryForm:
+    """Return the form of memory: the option's, else "kv", or "hidden" if memory rows contain absolute positions."""
     if options.memory is None and config.absolute_positions and sizes.memory_length:
-        heard.warn(f"attn_type {config.attn_type} keeps positions in its memory: hidden memory")
+        listener.warn(f"attn_type {config.attn_type} keeps positions in its memory: hidden memory")
         return "hidden"
     return "hidden" if options.memory == "hidden" else "kv"
 
 
-def _fits(imported: Imported, batch: int, length: int, memory: int) -> None:
-    """Refuse an odd width of sinusoids, a segment beyond learned positions, and sizes that are too large together.
+def _requires_ring(flag: str, what: str, config: ModelConfig, memory: int, options: ExportOptions) -> None:
+    """Refuse a flag without a ring of keys and values, which can do `what`."""
+    found = ""
+    if config.absolute_positions:
+        found = f"a model of attn_type {config.attn_type}, whose memory holds positions"
+    elif options.memory == "hidden" or not memory:
+        found = "--memory hidden" if memory else "--memory-length 0"
+    if found:
+        raise UsageError(
+            f"{flag} is given with {found}, expected a memory of keys and values, {what}; leave one of them out"
+        )
 
-    Engines index with int32, and a graph, which holds the distances, stays below 2 GiB.
+
+def _fits(imported: Imported, batch: int, length: int, memory: int) -> None:
+    """Refuse sinusoids of odd width, segments longer than learned positions, and sizes that are too large together.
+
+    Engines index with int32. A graph holds the distances and must stay below 2 GiB.
     """
     config, keys = imported.config, memory + length
     if config.d_model % 2 and config.attn_type in (0, 2):

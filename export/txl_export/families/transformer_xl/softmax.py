@@ -1,9 +1,11 @@
-"""The softmax apart from the layers: programs that take any number n of hidden rows.
+"""Programs of the softmax without the layers; they take any number n of hidden rows.
 
     head        hidden float32 [n, D] → logprobs [n, words of cluster 0 + further clusters]
-    tail.<c>    hidden float32 [n, D] → logprobs [n, words of cluster c], given that the word is in c
+    tail.<c>    hidden float32 [n, D] → logprobs [n, words of cluster c], within the cluster c
 
-log p(word of c) = head[n, words of cluster 0 + c - 1] + tail.<c>[n, word]. A model without clusters has a head alone.
+With features, rows are [n, 2 D], of which the softmax reads the first D (`ring`).
+
+log p(word of c) = head[n, words of cluster 0 + c - 1] + tail.<c>[n, word]. A model with one cluster has only a head.
 """
 
 from __future__ import annotations
@@ -18,18 +20,29 @@ from txl_export.families.transformer_xl.network import Network
 
 
 class Softmax(Network):
-    """A program of one cluster: its tail, or the head for cluster 0."""
+    """The program of one cluster: the head for cluster 0, else the cluster's tail.
+
+    Args:
+        features: whether rows end with D numbers that the softmax does not read.
+    """
 
     dynamic_shapes = ({0: torch.export.Dim("rows", min=1)},)
 
-    def __init__(self, config: ModelConfig, dialect: Dialect, folded: Mapping[str, Tensor], cluster: int = 0) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        dialect: Dialect,
+        folded: Mapping[str, Tensor],
+        cluster: int = 0,
+        features: bool = False,
+    ) -> None:
         super().__init__(config, dialect, folded, 0)
-        self.cluster = cluster
+        self.cluster, self.features = cluster, features
 
     def example_inputs(self) -> tuple[Tensor, ...]:
-        return (torch.zeros(2, self.config.d_model),)
+        return (torch.zeros(2, (1 + self.features) * self.config.d_model),)
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, ...]:
         """Run the program; see the module's table."""
-        rows = hidden.to(self.dtype)
+        rows = (hidden[:, : self.config.d_model] if self.features else hidden).to(self.dtype)
         return (self.tail_logprobs(self.cluster, rows) if self.cluster else self.head_logprobs(rows),)

@@ -1,18 +1,17 @@
-"""The exportable step with rolled memory: one segment of fixed length, memories as arguments, new memories returned.
-
-The same function as `paper_model`, in the form an engine wants (`network`).
+"""The step with rolled memory: a segment of fixed length and memories go in, outputs and new memories come out. It
+computes what `paper_model` computes, with operators that suit engines (`network`).
 
     inputs    tokens int32 [B, L] · valid int32 [B] · fill int32 [B] · memory per layer
     outputs   logprobs float32 [B, L, V] · memory per layer
 
-    memory    K/V: key and value, [B, H, M, d_head] each · hidden: [B, M, D]; of the network's type
+    memory    K/V: key and value, [B, H, M, d_head] each · hidden: [B, M, D]; of the network's dtype
 
 `fill` memory rows exist before the step and stand in the LAST slots, newest last. `valid` rows of the segment count and
-stand first. The new memory is rows [valid, valid + M) of (memory ‖ segment): with valid = 0 the old one, bit for bit.
-Query i sees slot k iff 0 <= d < W and k >= M - fill, with d = M + i - k.
+stand first. The new memory is rows [valid, valid + M) of (memory ‖ segment): with valid = 0 it equals the old memory,
+bit for bit. Query i sees slot k iff 0 <= d < W and k >= M - fill, with d = M + i - k.
 
-Absolute positions (attn_type 2 and 3) are counted back from a stream's last valid row, and are added to memory and
-segment. The memory keeps the sums, so these models can only have hidden memory.
+Absolute positions (attn_type 2 and 3) are counted back from a stream's last valid row, and are added to the rows of
+memory and segment. The memory keeps the sums, so these models can only have hidden memory.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from txl_export.families.transformer_xl.weights import layer_name
 
 
 class StepShape(NamedTuple):
-    """The sizes of one program; B is the most sequences that it runs."""
+    """The sizes of one program: batch size B (its maximum), segment length L, memory length M in rows."""
 
     batch_size: int
     segment_length: int
@@ -42,22 +41,23 @@ class StepShape(NamedTuple):
 
     @property
     def slots(self) -> int:
-        """K, the number of key slots a query meets: memory and segment."""
+        """The number of key slots a query meets, K = M + L."""
         return self.memory_length + self.segment_length
 
 
 def open_batch(shape: StepShape) -> dict[int, Any]:
-    """Return an input's first axis for `torch.export`, open for 1 … B sequences; {} for B = 1, which is fixed."""
+    """Return the open first axis, 1 … B sequences, as `torch.export` describes it; {} for B = 1, which is fixed."""
     return {0: torch.export.Dim(BATCH, min=1, max=shape.batch_size)} if shape.batch_size > 1 else {}
 
 
 class Rows(NamedTuple):
-    """The rows of (memory ‖ segment) that count; they depend only on `fill` and `valid`, so all layers share them.
+    """Masks and indices of the rows of (memory ‖ segment); they depend only on `fill` and `valid`, so all layers share
+    them.
 
     Attributes:
         visible: bool [B, 1, L, K], the keys that each query may see.
-        filled: bool [B, M], memory rows that exist.
-        kept: int32 [B, M], the rows that are the memory after the step.
+        filled: bool [B, M], the memory rows that exist.
+        kept: int32 [B, M], numbers of the rows that become the memory after the step.
     """
 
     visible: Tensor
@@ -66,16 +66,17 @@ class Rows(NamedTuple):
 
 
 class Step(Network):
-    """A program that returns `logprobs` of a segment and the memory after it.
+    """A program that returns log-probabilities of a segment and the memory after it.
 
     Args:
-        shape: B, L, M and the form of the memory; M = 0 has no memory arguments at all.
+        shape: the sizes and the form of the memory; with M = 0 there are no memory arguments.
         folded: the parameters from `fold`, shared between steps.
         distances: rows of the tables of positions, if programs of longer segments share them; by default the number
             of distances that this program tells apart.
     """
 
-    landmarks: tuple[str, ...] = ("hidden",)  # [B, L, D], the softmax's input: engines may replace the softmax
+    # [B, L, D], the softmax's input; engines may cut here and use a different softmax
+    landmarks: tuple[str, ...] = ("hidden",)
 
     def __init__(
         self,
@@ -95,11 +96,14 @@ class Step(Network):
         query, slot = torch.arange(shape.segment_length)[:, None], torch.arange(shape.slots)[None, :]
         distance = shape.memory_length + query - slot  # [L, K]
         seen = distance >= 0
-        if dialect.window is not None:
-            seen &= distance < dialect.window
+        few = dialect.single_steps is not None and shape.segment_length <= dialect.single_steps
+        window = shape.memory_length + 1 if few else dialect.window
+        if window is not None:
+            seen &= distance < window
         self._keep("seen", seen)
         self._keep("slot", slot[0].to(torch.int32))
-        if dialect.segment_window:
+        self._by_count = not few and (dialect.segment_window or dialect.single_steps is not None)
+        if self._by_count:
             self._keep("behind", distance.to(torch.int32))
         if not config.absolute_positions:
             self._keep("distance", distance.clamp(0, self.distances - 1))
@@ -133,25 +137,24 @@ class Step(Network):
         if self.config.final_norm:
             hidden = self.norm("final_norm", hidden)
         marks = (hidden,) if self.marking else ()
-        flat = hidden.flatten(end_dim=1)  # [B·L, D], so that a tied table is used untransposed (Gemm)
+        flat = hidden.flatten(end_dim=1)  # [B·L, D]: with two axes a tied table needs no transposed copy (Gemm)
         return (self.logprobs(flat).reshape(tokens.shape[0], self.shape.segment_length, -1), *after, *marks)
 
     def _counted(self, valid: Tensor, fill: Tensor) -> Rows:
-        """Return the rows that count, given `valid` [B] rows of the segment and `fill` [B] of the memory."""
+        """Return masks and indices of rows for `valid` [B] rows of the segment and `fill` [B] of the memory."""
         m = self.shape.memory_length
         filled = self["slot"][None, :] >= (m - fill)[:, None]  # [B, K]
         visible = self["seen"][None, None] & filled[:, None, None, :]  # [B, 1, L, K]
-        if self.dialect.segment_window:
-            window = torch.where(valid > 1, valid, self.shape.slots)
+        if self._by_count and (window := self.window_by_count(valid, m)) is not None:
             visible = visible & (self["behind"][None, None] < window[:, None, None, None])
         return Rows(visible, filled[:, :m], valid[:, None] + self["slot"][None, :m])
 
     def _add_positions(
         self, i: int, hidden: Tensor, memory: Sequence[Tensor], valid: Tensor
     ) -> tuple[Tensor, Sequence[Tensor]]:
-        """Add absolute positions to layer i's input; an idle stream's memory stays the same, bit for bit."""
+        """Add absolute positions to rows of layer i's input and memory, but not to an idle stream's memory."""
         m, table = self.shape.memory_length, self[self._table_name(i)]  # [rows, D]
-        behind = (m + valid)[:, None] - 1 - self["slot"][None, :]  # [B, K]: valid rows after each one
+        behind = (m + valid)[:, None] - 1 - self["slot"][None, :]  # [B, K]: the number of valid rows behind each row
         positions = F.embedding(behind.clamp(0, table.shape[0] - 1), table)
         hidden = hidden + positions[:, m:]
         if memory:
@@ -161,12 +164,12 @@ class Step(Network):
     def _project_heads(
         self, i: int, hidden: Tensor, memory: Sequence[Tensor], rows: Rows
     ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-        """Return queries of the segment, keys and values of memory and segment, and the memory after the step."""
+        """Return the segment's queries, keys and values of memory and segment, and the layer's new memory."""
         c, name = self.config, f"{layer_name(i)}.attention"
         joined = f"{name}.query_key_value"
         source, kept = hidden, []
         if self.shape.memory_length and self.shape.memory == "hidden":
-            # Rows that do not exist are zeroed before they are projected: a huge value in one would overflow there.
+            # Zero rows that do not exist before the projection: a huge value in one would overflow there.
             existing = torch.where(rows.filled[..., None], memory[0], torch.zeros((), dtype=hidden.dtype))
             source = torch.cat([existing, hidden], dim=1)  # [B, K, D]
             kept = [self._rows(torch.cat([memory[0], hidden], dim=1), rows.kept)]
@@ -174,7 +177,7 @@ class Step(Network):
             source = self.norm(f"{name}.norm", source)
         query, key, value = self.heads(self.linear(joined, source), 3)
         if c.pre_lnorm and c.absolute_positions:
-            # The released code takes these queries from the input before its norm.
+            # The released code computes these queries from the input before the norm.
             width, bias = c.n_head * c.d_head, self.get(f"{joined}.bias")
             asked = hidden @ self[f"{joined}.weight"][:, :width]
             (query,) = self.heads(asked if bias is None else asked + bias[:width], 1)
@@ -185,7 +188,7 @@ class Step(Network):
         return query, key, value, kept
 
     def _rows(self, rows: Tensor, keep: Tensor) -> Tensor:
-        """Return rows `keep` [B, M] of [B, (H,) K, width], [B, (H,) M, width], by one gather over streams and heads."""
+        """Select rows `keep` [B, M] of [B, (H,) K, width]: [B, (H,) M, width], by one gather in all."""
         *outer, slots, width = rows.shape
         groups = math.prod(outer)
         start = torch.arange(groups, dtype=torch.int32).reshape(outer)[..., None] * slots

@@ -1,6 +1,6 @@
-"""The tables of a Transformer-XL's bundle: inputs and outputs of its programs, and the memory between them.
+"""Tables of a Transformer-XL's bundle: inputs and outputs of its programs, and the memory between them.
 
-The manifest's rows come from here, and the graphs are traced to fit them.
+The manifest contains these tables, and graphs are traced to fit them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def expected_states(
     longest: int,
     precision: str = "fp32",
 ) -> tuple[StateTensor, ...]:
-    """Return the state table of a config, for given update rules and the longest segment; () if M is 0."""
+    """Return the table of states for update rules and the longest segment L; () if the memory length M is 0."""
     if not memory_length:
         return ()
     ring, columns = ring_slots(memory_length, longest)
@@ -46,17 +46,31 @@ def expected_states(
 
 
 def segment_program(
-    config: ModelConfig, states: tuple[StateTensor, ...], batch_size: int, length: int, kind: str, update: str
+    config: ModelConfig,
+    states: tuple[StateTensor, ...],
+    batch_size: int,
+    length: int,
+    kind: str,
+    update: str,
+    features: bool = False,
 ) -> Program:
-    """Return a program of segments: "logprobs" or "hidden", or an engine's "last" or "score"; rolled or ring.
+    """Return a program of segments.
 
-    The softmax's input and output are float32 in every precision. B is open if it is more than 1.
+    Args:
+        config: the model.
+        states: the states of all update rules.
+        batch_size: B; an open axis if it is more than 1.
+        length: tokens of a segment.
+        kind: "logprobs" or "hidden"; of engines also "last" or "score". Softmax inputs and outputs are float32 always.
+        update: "rolled" or "ring".
+        features: whether "hidden" rows end with what entered the last feed-forward layer.
     """
     mine = [state for state in states if state.update == update]
     counts = ("valid", "fill", "head") if update == "ring" else ("valid", "fill")
+    width = (1 + features) * config.d_model
     results = {
         "logprobs": TensorSpec(name="logprobs", dtype="float32", shape=(batch_size, length, config.vocab_size)),
-        "hidden": TensorSpec(name="hidden", dtype="float32", shape=(batch_size, length, config.d_model)),
+        "hidden": TensorSpec(name="hidden", dtype="float32", shape=(batch_size, length, width)),
         "last": TensorSpec(name="logprobs", dtype="float32", shape=(batch_size, config.vocab_size)),
         "score": TensorSpec(name="nll", dtype="float32", shape=(batch_size, length)),
     }
@@ -81,8 +95,11 @@ def segment_program(
     )
 
 
-def softmax_program(config: ModelConfig, cluster: int) -> Program:
-    """Return the program of a cluster's words; that of cluster 0 is the head, with a column per further cluster."""
+def softmax_program(config: ModelConfig, cluster: int, features: bool = False) -> Program:
+    """Return the program of a cluster's words; cluster 0 gives the head, with a column for each further cluster.
+
+    With `features` its rows have 2 D numbers.
+    """
     first, last = config.clusters[cluster]
     columns = last - first + (0 if cluster else len(config.clusters) - 1)
     name = f"tail.{cluster}" if cluster else "head"
@@ -92,7 +109,7 @@ def softmax_program(config: ModelConfig, cluster: int) -> Program:
         segment_length=0,
         update="none",
         file=f"{name}.onnx",
-        inputs=(TensorSpec(name="hidden", dtype="float32", shape=("rows", config.d_model)),),
+        inputs=(TensorSpec(name="hidden", dtype="float32", shape=("rows", (1 + features) * config.d_model)),),
         outputs=(TensorSpec(name="logprobs", dtype="float32", shape=("rows", columns)),),
     )
 
@@ -103,12 +120,15 @@ def expected_programs(
     batch_size: int,
     lengths: tuple[int, ...],
     updates: tuple[str, ...],
+    features: bool = False,
 ) -> tuple[Program, ...]:
-    """Return a bundle's programs: rolled ones with their softmax, ring ones without, and the softmax's own."""
+    """Return a bundle's programs: ring ones up to hidden rows, the softmax, rolled ones with softmax."""
     programs = []
     if "ring" in updates:
-        programs += [segment_program(config, states, batch_size, length, "hidden", "ring") for length in lengths]
-    programs += [softmax_program(config, cluster) for cluster in range(len(config.clusters))]
+        programs += [
+            segment_program(config, states, batch_size, length, "hidden", "ring", features) for length in lengths
+        ]
+    programs += [softmax_program(config, cluster, features) for cluster in range(len(config.clusters))]
     if "rolled" in updates:
         programs += [segment_program(config, states, batch_size, length, "logprobs", "rolled") for length in lengths]
     return tuple(programs)

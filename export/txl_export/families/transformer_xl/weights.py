@@ -1,28 +1,29 @@
 """The canonical parameters: names, shapes and checks.
 
-Every importer returns these. `i` is the layer, two digits at least; `c` the cluster of the adaptive softmax.
+Every importer returns them. `i` is the layer, two digits at least; `c` the cluster of the adaptive softmax.
 
     embedding.tables.{c}                        [rows of c, width of c]; with div_val 1 one table [V, d_embed], c = 0
-    embedding.projections.{c}                   [D, width of c]; absent where the embedding already has width D
+    embedding.projections.{c}                   [D, width of c]; absent if the embedding already has width D
     layers.{i}.attention.{query,key,value}.weight   [H·d_head, D]
-    layers.{i}.attention.position.weight        [H·d_head, D]           relative sinusoidal positions only
+    layers.{i}.attention.position.weight        [H·d_head, D]           attn_type 0 (relative sinusoidal)
     layers.{i}.attention.output.weight          [D, H·d_head]
     layers.{i}.attention.content_bias           [H, d_head]             u of the paper; attn_type 0 and 1
     layers.{i}.attention.position_bias          [H, d_head]             v of the paper; attn_type 0
     layers.{i}.attention.distance.keys          [K, H, d_head]          row d for distance d; attn_type 1
-    layers.{i}.attention.distance.biases        [K, H]                  likewise
+    layers.{i}.attention.distance.biases        [K, H]                  added to the score at distance d; attn_type 1
     layers.{i}.positions                        [K, D]                  row d for distance d; attn_type 3
     layers.{i}.attention.norm.{weight,bias}     [D]
     layers.{i}.feed_forward.inner.{weight,bias} [d_inner, D], [d_inner]
     layers.{i}.feed_forward.outer.{weight,bias} [D, d_inner], [D]
     layers.{i}.feed_forward.norm.{weight,bias}  [D]
-    final_norm.{weight,bias}                    [D]                     where the config has one
+    final_norm.{weight,bias}                    [D]                     if the config has one
     softmax.tables.{c}                          [rows of c, width of c]; absent: tied to the embedding
     softmax.biases.{c}                          [rows of c]
     softmax.projections.{c}                     [D, width of c]; absent: tied to the embedding's
     softmax.cluster.{weight,bias}               [clusters - 1, width of cluster 0], row c-1 stands for cluster c
 
-Matrices multiply as `x @ W.T`. An absent softmax tensor is tied, so that weights have one form for every kind of file.
+Matrices multiply as `x @ W.T`. An absent softmax tensor is tied to the embedding's; files that store it twice lose the
+copy.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ from txl_runtime.errors import CheckpointError, some
 
 Weights = dict[str, Tensor]
 SHARED, FEW = 64, 1 << 20
-"""A bundle stores shared tensors once per layer: at most 64 times the checkpoint's own values, and 2**20 more."""
+"""A bundle stores a tensor that layers share once per layer. That may make at most `SHARED` times the checkpoint's own
+values plus `FEW`; without a limit a small file could fill the disk."""
 
 
 def layer_name(layer: int) -> str:
@@ -48,7 +50,7 @@ def layer_name(layer: int) -> str:
 
 
 def canonical_shapes(config: ModelConfig) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
-    """Return names and shapes of the parameters that a config must have, and of those that may be tied and absent."""
+    """Return names and shapes of a config's required parameters, and of those that may be absent (tied)."""
     c, heads = config, config.n_head * config.d_head
     must: dict[str, tuple[int, ...]] = {}
     may: dict[str, tuple[int, ...]] = {}
@@ -124,7 +126,7 @@ def check_weights(config: ModelConfig, weights: Mapping[str, Tensor], source: st
         )
     shapes = must | may
     checked: Weights = {}
-    converted: dict[Any, Tensor] = {}  # a tensor that several names share is converted once
+    converted: dict[Any, Tensor] = {}  # each tensor that several names share is converted once
     values = 0
     for name in sorted(weights):
         tensor = weights[name]
@@ -157,7 +159,7 @@ def check_weights(config: ModelConfig, weights: Mapping[str, Tensor], source: st
 
 
 def drop_ties(config: ModelConfig, weights: Weights) -> Weights:
-    """Return the weights without output parameters that equal the embedding's: one form for all tied files."""
+    """Return the weights without output parameters that equal the embedding's, so that all tied files have one form."""
     kept = dict(weights)
     for cluster, (first, last) in enumerate(config.clusters):
         if config.div_val == 1:
@@ -173,9 +175,11 @@ def drop_ties(config: ModelConfig, weights: Weights) -> Weights:
 
 
 def model_id(config: ModelConfig, dialect: Dialect, memory_length: int, weights: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of config, dialect (without family), M and canonical weights, which names the function."""
+    """Return the SHA-256 of config, dialect (without family), memory length and weights; it identifies the function."""
     facts = {"config": config, "dialect": dialect, "memory_length": memory_length}
-    digest = hashlib.sha256(canonical_json(facts, drop=("family",)))
+    # ids of version 0.8 were made without single_steps
+    drop = ("family",) if dialect.single_steps else ("family", "single_steps")
+    digest = hashlib.sha256(canonical_json(facts, drop=drop))
     for name in sorted(weights):
         tensor = weights[name]
         digest.update(f"{name} {list(tensor.shape)}\n".encode())

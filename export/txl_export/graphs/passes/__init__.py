@@ -1,1 +1,1 @@
-"""Other forms of a graph that compute the same in less time; one pass a module, in the order of `improving`."""
+"""Passes that change a graph so that it computes the same in less time; one per module, ordered in `improving`."""

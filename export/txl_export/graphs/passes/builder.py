@@ -1,4 +1,4 @@
-"""Makes a pass's operators and constants, and lets what they make be read in place of what was there."""
+"""Adds operators and constants for passes, and replaces values."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from txl_export.graphs.passes.values import Size, size_along, to_reshape
 from txl_export.graphs.quantised_matmul import initializer
 
 _SPELT = 8
-"""A constant of at most so many numbers has them in its name."""
+"""Constants of at most this number of values have them in their names; longer ones have a hash."""
 
 
 class Builder:
-    """Makes operators in front of a node, or behind all, with names of their own; constants that are equal are one.
+    """Adds operators before a node or at the end, under unique names; equal constants are made once.
 
-    A value that is made has the type of its first input, and a shape where it is as good as known here.
+    A new value has the dtype of its operator's first input, and a shape if it is known here.
     """
 
     def __init__(self, graph: ir.Graph, name: str) -> None:
@@ -28,14 +28,14 @@ class Builder:
         self._before: ir.Node | None = None
 
     def at(self, node: ir.Node) -> Self:
-        """Let what follows be put in front of a node."""
+        """Add the following operators before this node."""
         self._before = node
         return self
 
     def op(
         self, kind: str, inputs: Sequence[ir.Value | None], shape: ir.Shape | None = None, **attributes: Any
     ) -> ir.Value:
-        """One operator's only result."""
+        """Add an operator; return its only result."""
         (made,) = self._ops(kind, inputs, [shape], attributes)
         return made
 
@@ -55,39 +55,40 @@ class Builder:
         return node.outputs
 
     def constant(self, numbers: NDArray[Any]) -> ir.Value:
-        """A constant of the array's type and shape."""
+        """Return a constant with an array's dtype and shape."""
         sizes, long = "x".join(map(str, numbers.shape)) or "one", numbers.size > _SPELT
         said = hashlib.sha256(numbers.tobytes()).hexdigest()[:12] if long else ".".join(map(str, numbers.ravel()))
         return initializer(self._graph, f"{numbers.dtype}.{sizes}.{said}", numbers)
 
     def numbers(self, *which: int) -> ir.Value:
-        """A constant of int64 with one axis."""
+        """Return a constant int64 [n]."""
         return self.constant(np.array(which, np.int64))
 
     def gather(self, value: ir.Value, places: ArrayLike, axis: int) -> ir.Value:
-        """Some positions along an axis; one position, given without an axis, drops that axis."""
+        """Select positions along an axis; a single position (an integer) drops the axis."""
         which = np.asarray(places, np.int32)
         shape = None if value.shape is None else ir.Shape([*value.shape[:axis], *which.shape, *value.shape[axis + 1 :]])
         return self.op("Gather", [value, self.constant(which)], shape, axis=axis)
 
     def slice(self, value: ir.Value, axis: int, first: int, end: int) -> ir.Value:
-        """The positions `first` … `end` - 1 along an axis."""
+        """Return the positions `first` … `end` - 1 along an axis."""
         bounds = [self.numbers(one) for one in (first, end, axis)]
         return self.op("Slice", [value, *bounds], _with_size(value, axis, end - first))
 
     def split(self, value: ir.Value, sizes: Sequence[int], axis: int) -> Sequence[ir.Value]:
-        """Parts of `sizes` along an axis, e.g. [5] in [2, 3]."""
+        """Split a value into parts of `sizes` along an axis, e.g. 5 into [2, 3]."""
         shapes = [_with_size(value, axis, size) for size in sizes]
-        if len(set(sizes)) == 1:  # a list of 128 sizes or more would lie outside, where shape inference cannot read it
+        # a list of 128 sizes or more would be stored outside the graph, where shape inference cannot read it
+        if len(set(sizes)) == 1:
             return self._ops("Split", [value], shapes, {"axis": axis, "num_outputs": len(sizes)})
         return self._ops("Split", [value, self.numbers(*sizes)], shapes, {"axis": axis})
 
     def pieces(self, value: ir.Value, count: int, axis: int) -> Sequence[ir.Value]:
-        """So many parts of one size along an axis, whose own size may be open."""
+        """Split a value into `count` equal parts along an axis, whose size may be open."""
         return self._ops("Split", [value], [None] * count, {"axis": axis, "num_outputs": count})
 
     def concat(self, parts: Sequence[ir.Value], axis: int) -> ir.Value:
-        """Values one behind the other along an axis; itself where there is one."""
+        """Concatenate values along an axis; a single value is returned as it is."""
         if len(parts) == 1:
             return parts[0]
         sizes = [size_along(part, axis) for part in parts]
@@ -96,11 +97,11 @@ class Builder:
         return self.op("Concat", parts, shape, axis=axis)
 
     def reshape(self, value: ir.Value, sizes: Sequence[Size]) -> ir.Value:
-        """A value in another shape, of which one size may be open."""
+        """Reshape a value; one size may be open."""
         return self.op("Reshape", [value, self.numbers(*to_reshape(sizes))])
 
     def transpose(self, value: ir.Value, axes: Sequence[int]) -> ir.Value:
-        """A value with its axes in another order; itself where that is the one it has."""
+        """Transpose a value; return it unchanged if the order stays."""
         order = [int(axis) for axis in axes]
         if order == sorted(order):
             return value
@@ -108,11 +109,11 @@ class Builder:
         return self.op("Transpose", [value], shape, perm=order)
 
     def scaled(self, value: ir.Value, factor: float) -> ir.Value:
-        """A value times a number."""
+        """Multiply a value by a number; return it unchanged for 1."""
         return value if factor == 1 else self.op("Mul", [value, self.constant(np.array(factor, np.float32))])
 
     def replace(self, old: ir.Value, new: ir.Value) -> None:
-        """Let a value be read in place of another, which may be a result of the graph."""
+        """Replace all uses of `old` by `new`; `old` may be an output of the graph."""
         if old.is_graph_output():
             if new.producer() is None or new.is_graph_output():
                 new = self.op("Identity", [new])

@@ -1,12 +1,11 @@
-"""Recurrent cells over one position, taken apart into products and activations.
+"""Takes recurrent operators over one position apart into products and activations.
 
-ONNX Runtime's LSTM, GRU and RNN bound their gates and so lose NaN: a broken sensor becomes a plausible number. Products
-and activations keep it. Two things make them as quick as the operator. Gates of one activation are one product of input
-and state side by side, and an engine computes the activation with it. What follows from weights alone is left to the
-engine, which computes it once: so a program of many positions, which keeps the operator, has the same weights in the
-file.
+ONNX Runtime's LSTM, GRU and RNN clip their gates and so lose NaN: a broken sensor becomes a plausible number. Products
+and activations keep NaN. Two measures make them as fast as the operator. Gates with the same activation are computed as
+one product of input and state side by side. And arithmetic on weights is left to the engine, which does it once, so
+that a program of many positions, which keeps the operator, shares these weights in the file.
 
-The cells of torch's LSTMCell and GRUCell, which come as a product of the input and one of the state, get the same form.
+torch's LSTMCell and GRUCell, captured as a product of the input and one of the state, get the same form.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from txl_export.graphs.passes.values import constant, size_along, size_of, sizes
 
 _ACTIVATIONS = {"LSTM": (["Sigmoid", "Tanh", "Tanh"],), "GRU": (["Sigmoid", "Tanh"],), "RNN": (["Tanh"], ["Relu"])}
 _UNUSUAL = ("activation_alpha", "activation_beta", "clip")
-"""Attributes with which an operator stays as it is."""
+"""Attributes with which a recurrent operator is left unchanged."""
 
 _Value: TypeAlias = "ir.Value | None"
 _Product: TypeAlias = "tuple[ir.Value, ir.Value, _Value]"
-"""x [B, k], weights [n, k] and bias [n] of x @ weights.T + bias."""
+"""x [B, k], weights [n, k] and bias [n] (or None) of a product x @ weights.T + bias."""
 
 
 def take_cells_apart(graph: ir.Graph) -> None:
-    """Replace operators over one position, and torch's cells, in place; values have types and shapes."""
+    """Replace recurrent operators over one position, and torch's cells, in place; values have types and shapes."""
     build = Builder(graph, "cell")
     for node in list(graph):
         cell = _Cell(build.at(node), node)
@@ -44,7 +43,10 @@ def take_cells_apart(graph: ir.Graph) -> None:
 
 
 def _is_usual(node: ir.Node) -> bool:
-    """Whether an operator is over one position, forward in time, with a state before it and nothing unusual."""
+    """Return whether an LSTM, GRU or RNN runs one position of float32 forward, from a state, with usual activations.
+
+    It may have neither peepholes, lengths nor any attribute of `_UNUSUAL`.
+    """
     x, _, r, _, lengths, *states = (*node.inputs, *(None,) * 3)[:7]
     peepholes, said = node.inputs[7:], node.attributes
     needed = states if node.op_type == "LSTM" else states[:1]
@@ -65,13 +67,13 @@ def _is_usual(node: ir.Node) -> bool:
 
 
 class _Cell:
-    """What stands in place of one cell."""
+    """Writes the plain operators that replace one LSTM, GRU or RNN, or one of torch's cells."""
 
     def __init__(self, build: Builder, node: ir.Node) -> None:
         self._build, self._node = build, node
 
     def replace_operator(self) -> None:
-        """X [1, B, k] and states [1, B, d] → Y [1, 1, B, d] and states."""
+        """Replace an operator: X [1, B, k] and states [1, B, d] → Y [1, 1, B, d] and states."""
         node, build, op = self._node, self._build, self._build.op
         x, w, r, hidden = (op("Squeeze", [node.inputs[index], build.numbers(0)]) for index in (0, 1, 2, 5))
         size = size_along(node.inputs[2], 2) or 0
@@ -82,7 +84,7 @@ class _Cell:
         if node.op_type == "LSTM":
             i, o, f, c = self._lstm((x, w, biases[0]), (hidden, r, biases[1]), size, last=3)
             cell = op("Add", [op("Mul", [i, c]), op("Mul", [f, node.inputs[6]])])
-            new = op("Mul", [o, op("Tanh", [cell])])  # [1, B, d], as the cell before it is
+            new = op("Mul", [o, op("Tanh", [cell])])  # [1, B, d], like the cell that enters
             self._put(node.outputs, (op("Unsqueeze", [new, build.numbers(0)]), new, cell))
             return
         if node.op_type == "GRU":
@@ -96,7 +98,7 @@ class _Cell:
         self._put(node.outputs, [op("Unsqueeze", [new, build.numbers(*axes)]) for axes in ((0, 1), (0,))])
 
     def replace_lstm_cell(self) -> None:
-        """The gates i, f, g and o of torch's LSTMCell, if they are that."""
+        """Replace torch's LSTMCell, if the node splits its gates i, f, g and o."""
         node, kinds = self._node, ("Sigmoid", "Sigmoid", "Tanh", "Sigmoid")
         gates = [_reader(value, kind) for value, kind in zip(node.outputs, kinds, strict=True)]
         total = _producer(node.inputs[0], "Add")
@@ -106,7 +108,7 @@ class _Cell:
             self._put(gates, self._lstm(one, two, size, last=2))
 
     def replace_gru_cell(self) -> None:
-        """The gates r and z of torch's GRUCell, and its new values, if they are that; the node splits the state's."""
+        """Replace torch's GRUCell, if the node splits the state's product into gates r and z and new values n."""
         node = self._node
         parts = list(node.outputs)
         r, z = (_reader(_reader(value, "Add"), "Sigmoid") for value in parts[:2])
@@ -124,7 +126,7 @@ class _Cell:
             self._put((r, z, n), self._gru(one, two, size, reset=0, after=True))
 
     def _lstm(self, one: _Product, two: _Product, size: int, last: int) -> list[ir.Value]:
-        """The gates in the order of the weights, [B, size] each; the one at `last` has tanh, the others sigmoid."""
+        """Return the gates in the order of the weights, [B, size] each; gate `last` has tanh, others sigmoid."""
         build, before, behind = self._build, (0, last * size), ((last + 1) * size, 4 * size)
         joined, both = build.concat([one[0], two[0]], 1), build.concat([one[1], two[1]], 1)
         bias = self._sum([one[2], two[2]])
@@ -136,13 +138,13 @@ class _Cell:
         return [*gates[:last], build.op("Tanh", [alone]), *gates[last:]]
 
     def _gru(self, one: _Product, two: _Product, size: int, reset: int, after: bool) -> list[ir.Value]:
-        """The two gates in the order of the weights, and the new values, [B, size] each.
+        """Return the two gates in the order of the weights, and the new values, [B, size] each.
 
         Args:
-            one, two: of the input, and of the state.
-            size: d.
-            reset: which of the two gates says what is left of the state.
-            after: whether it says so behind the product with the state, and not before it.
+            one, two: the product of the input, and that of the state.
+            size: the width of the state, d.
+            reset: the number of the gate that scales the state.
+            after: scale the state's product instead of the state.
         """
         build, op, gated, rest = self._build, self._build.op, (0, 2 * size), (2 * size, 3 * size)
         (x, w, first), (hidden, r, second) = one, two
@@ -165,38 +167,38 @@ class _Cell:
         return self._build.op("Add", there) if len(there) > 1 else there[0] if there else None
 
     def _rows(self, value: ir.Value, *chosen: tuple[int, int]) -> ir.Value:
-        """Rows of a constant, one behind the other."""
+        """Return ranges of rows of a constant, concatenated."""
         return self._build.concat([self._build.slice(value, 0, *bounds) for bounds in chosen if len({*bounds}) > 1], 0)
 
     def _put(self, old: Sequence[_Value], new: Sequence[ir.Value]) -> None:
-        """Let the new values be read in place of the old ones, of which the last may not be there."""
+        """Replace old values by new ones; the last old value may be missing."""
         for before, made in zip(old, new, strict=False):
             assert before is not None
             self._build.replace(before, made)
 
 
 def _reader(value: _Value, kind: str) -> _Value:
-    """The result of the one operator that reads a value, if it is of that kind."""
+    """Return the result of the only operator that reads a value, if it has this type; else None."""
     uses = () if value is None or value.is_graph_output() else value.uses()
     nodes = [use.node for use in uses]
     return nodes[0].outputs[0] if len(nodes) == 1 and nodes[0].op_type == kind else None
 
 
 def _producer(value: _Value, kind: str) -> ir.Node | None:
-    """The operator that makes a value, if it is of that kind."""
+    """Return the operator that makes a value, if it has this type; else None."""
     node = None if value is None else value.producer()
     return node if node is not None and node.op_type == kind else None
 
 
 def _other(result: _Value, operand: _Value) -> _Value:
-    """The other operand of an operator of two."""
+    """Return the second operand of a binary operator, given the first; else None."""
     node = None if result is None else result.producer()
     others = [] if node is None else [value for value in node.inputs if value is not operand]
     return others[0] if len(others) == 1 else None
 
 
 def _product(value: _Value) -> _Product | None:
-    """The product that a value is, if its weights and its bias are constants as PyTorch has them."""
+    """Return the product that makes a value, if its weights and bias are constants as in torch's Linear; else None."""
     node = _producer(value, "Gemm")
     if node is None or any(node.attributes.get_float(name, 1.0) != 1 for name in ("alpha", "beta")):
         return None
@@ -209,13 +211,13 @@ def _product(value: _Value) -> _Product | None:
 
 
 def _fit(one: _Product, two: _Product, rows: int) -> bool:
-    """Whether two products are of equally many sequences, and of so many rows of weights each."""
+    """Return whether two products [B, k] · [rows, k] have the same B, and `rows` rows of weights each."""
     same = size_of(one[0], 0) == size_of(two[0], 0) is not None
     return same and rows > 0 and size_of(one[1], 0) == size_of(two[1], 0) == rows
 
 
 def _part(node: ir.Node) -> int:
-    """The size of each part of a split along the last of two axes into parts of one size, else 0."""
+    """Return the size of each part if a node splits the last of two axes into equal parts; else 0."""
     size, *others = (size_of(value, 1) for value in node.outputs)
     along = node.attributes.get_int("axis", 0) in (1, -1) and len(sizes_of(node.inputs[0])) == 2
     return size if along and isinstance(size, int) and {*others} == {size} else 0

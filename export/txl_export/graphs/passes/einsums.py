@@ -1,4 +1,4 @@
-"""An Einsum of two operands as a product of matrices, which engines compute faster, and which other passes read."""
+"""Rewrites an Einsum of two operands as a MatMul, which engines compute faster and other passes understand."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from txl_export.graphs.passes.values import size_of
 
 
 def einsums_to_products(graph: ir.Graph) -> None:
-    """Replace those that sum over one axis and have at most one axis more of either operand alone."""
+    """Replace Einsums that sum over one axis, and in which each operand has at most one further axis of its own."""
     build = Builder(graph, "product")
     for node in list(graph):
         if node.op_type == "Einsum" and len(node.inputs) == 2:
@@ -31,7 +31,7 @@ def _replace(build: Builder, node: ir.Node, equation: str) -> None:
     if len(summed) != 1 or len(mine) > 1 or len(theirs) > 1 or set(mine + theirs) - set(result):
         return
     if any(size_of(left, one.index(letter)) != size_of(right, other.index(letter)) for letter in both + summed):
-        return  # a size of 1 that is repeated
+        return  # an axis of size 1 is broadcast
     left = build.transpose(left, [one.index(letter) for letter in both + mine + summed])
     right = build.transpose(right, [other.index(letter) for letter in both + summed + theirs])
     if not mine:

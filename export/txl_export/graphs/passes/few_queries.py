@@ -1,9 +1,8 @@
-"""Attention of few queries over many rows, without keys and values.
+"""Computes attention of few queries over many rows without keys and values.
 
-A key is a row times a weight, and a score is a query times a key. So a score is also (query times weight) times row:
-where there are fewer queries than rows, the weight is better multiplied by the queries. In the same way, the sum of
-values under probabilities is the sum of rows under them, times a weight. A step that remembers rows and turns them all
-into keys and values anew, as GTrXL does, then takes half of the time.
+A score is q · (row W). It is also (q W) · row, which costs less if there are fewer queries than rows. Likewise the
+probabilities' sum of values is their sum of rows, times a weight. A step that stores rows and recomputes all keys and
+values from them, as GTrXL does, then takes half of the time.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from txl_export.graphs.passes.values import sizes_of, to_reshape
 from txl_export.graphs.passes.views import LEAST, Axis, View, columns_of, views_of
 
 GAIN = 1.5
-"""How many times as many multiplications keys or values have to take."""
+"""Least ratio of multiplications before to multiplications after the replacement, else nothing is replaced."""
 
 
 def take_queries_to_rows(graph: ir.Graph) -> None:
-    """Replace products of queries with keys, and of probabilities with values, where there are few queries."""
+    """Replace products of queries with keys, and of probabilities with values, if there are few queries."""
     build = Builder(graph, "rows")
     for node in list(graph):
         is_product = node.op_type == "MatMul" and node.outputs[0].dtype == ir.DataType.FLOAT
@@ -36,12 +35,12 @@ class _Attention:
     """A product of queries with keys, or of probabilities with values.
 
     Attributes:
-        keys: whether it is with keys [..., d, R]; values are [..., R, d].
+        keys: True for keys [..., d, R], False for values [..., R, d], of R rows.
         view: the keys or values.
-        batch, head: axes of sequences and of heads, where there are any; everything else in front has one element.
+        batch, head: the axes of sequences and of heads, or None; any other leading axis has size 1.
         slots, inside: the axes of R and of d.
-        queries: how many, of a sequence and a head.
-        size: the number of sequences, -1 where it is open.
+        queries: number of queries per sequence and head.
+        size: number of sequences, -1 if open.
     """
 
     keys: bool
@@ -59,7 +58,7 @@ class _Attention:
 
     @property
     def front(self) -> list[int]:
-        """The sizes of the axes before the last two."""
+        """Sizes of all axes before the last two."""
         found = list(self.view.shape[:-2])
         if self.batch is not None:
             found[self.batch.place] = self.size
@@ -67,23 +66,23 @@ class _Attention:
 
     @property
     def shared(self) -> list[int]:
-        """The same of what all sequences share."""
+        """The same sizes for a value that all sequences share: 1 everywhere but at the heads."""
         return [self.heads if self.head and self.head.place == at else 1 for at in range(len(self.front))]
 
     @property
     def is_joined(self) -> bool:
-        """Whether queries of all heads stand together in each sequence."""
+        """True if queries are [B, heads, …], so that all heads of a sequence stand together."""
         return self.batch is None or self.head is None or self.batch.place < self.head.place
 
 
 def _attention(node: ir.Node) -> _Attention | None:
-    """What a product is, if it is one that is worth to be replaced."""
+    """Return the parts of a MatMul of attention whose replacement saves enough; None for any other MatMul."""
     one, many = node.inputs
     if one is None or many is None or not 3 <= len(sizes_of(many)) <= 4:
         return None
     queries = sizes_of(one)[-2] if len(sizes_of(one)) == len(sizes_of(many)) else None
     fronts = [to_reshape(sizes_of(value)[:-2]) for value in (one, many)]
-    if not isinstance(queries, int) or fronts[0] != fronts[1]:  # a product may repeat an operand's only sequence
+    if not isinstance(queries, int) or fronts[0] != fronts[1]:  # fronts differ if the product broadcasts an operand
         return None
     is_open = -1 in fronts[1]
     for view, keys in product(views_of(many), (True, False)):
@@ -105,13 +104,16 @@ def _attention(node: ir.Node) -> _Attention | None:
 
 
 def _are_all(view: View) -> bool:
-    """Whether the axes of rows run over all rows, each once."""
+    """Return whether a view has every row of its product once, in order."""
     counts = [*accumulate((axis.size for axis in reversed(view.rows)), mul, initial=1)]
     return counts == [*(axis.step for axis in reversed(view.rows)), view.row_count]
 
 
 def _is_less(found: _Attention) -> bool:
-    """Whether it takes enough fewer multiplications than today; an open number of sequences may be one."""
+    """Return whether the replacement saves enough multiplications: a factor of `GAIN`, and `LEAST` in total.
+
+    An open B counts as one sequence.
+    """
     width, slots, inside, asked = found.view.product.width, found.slots.size, found.inside.size, found.queries
     today = found.heads * inside * slots * (width + asked)
     then = asked * found.heads * width * (inside + slots)
@@ -128,7 +130,7 @@ def _replace(build: Builder, node: ir.Node, found: _Attention) -> None:
 
 
 def _scores(build: Builder, queries: ir.Value, found: _Attention) -> ir.Value:
-    """Queries [..., q, d] to scores [..., q, R]."""
+    """Compute scores [..., q, R] from queries [..., q, d]."""
     queries, width = build.scaled(queries, found.view.factor), found.view.product.width
     weight, bias = _by_heads(build, found)
     asking = _multiply(build, queries, weight, found, width)
@@ -141,7 +143,10 @@ def _scores(build: Builder, queries: ir.Value, found: _Attention) -> ir.Value:
 
 
 def _sums(build: Builder, shares: ir.Value, found: _Attention, whole: bool) -> ir.Value:
-    """Probabilities [..., q, R] to sums of values [..., q, d]; `whole` where a query's are 1 in all."""
+    """Sum the values that R slots hold, weighted by the probabilities `shares`, [..., q, R]: [..., q, d].
+
+    `whole`: the probabilities of a query sum to 1, so a bias of the values is added as it is.
+    """
     weight, bias = _by_heads(build, found)
     sums = build.op("MatMul", [_joined(build, shares, found, found.slots.size), _rows(build, found)])
     sums = build.reshape(sums, [*found.front, found.queries, found.view.product.width])
@@ -156,7 +161,7 @@ def _sums(build: Builder, shares: ir.Value, found: _Attention, whole: bool) -> i
 
 
 def _by_heads(build: Builder, found: _Attention) -> tuple[ir.Value, ir.Value | None]:
-    """The weight of keys or values as [H, d, D], or [d, D] where there is one head, and the bias as [H, d] or [d]."""
+    """Return the weight of keys or values, [H, d, D] (or [d, D] without heads), and its bias, [H, d] or [d]."""
     weight, bias = columns_of(build, found.view)
     if found.head is None:
         return weight, bias
@@ -167,7 +172,7 @@ def _by_heads(build: Builder, found: _Attention) -> tuple[ir.Value, ir.Value | N
 
 
 def _multiply(build: Builder, value: ir.Value, weight: ir.Value, found: _Attention, width: int) -> ir.Value:
-    """[..., q, a] times a weight of each head, [H, a, b], or of all, [a, b]: all sequences in one product a head."""
+    """Multiply [..., q, a] by a weight [H, a, b] per head, or [a, b]; each head's product covers all sequences."""
     if found.head is None or found.batch is None:
         return build.op("MatMul", [value, weight])
     turn = [1, 0, 2, 3] if found.is_joined else [0, 1, 2, 3]
@@ -180,7 +185,7 @@ def _multiply(build: Builder, value: ir.Value, weight: ir.Value, found: _Attenti
 
 
 def _joined(build: Builder, value: ir.Value, found: _Attention, width: int) -> ir.Value:
-    """[..., q, n] with the queries of all heads of a sequence as one axis, where they stand together."""
+    """Reshape [..., q, n] so that all heads' queries of a sequence share one axis, if heads stand together."""
     if not found.is_joined:
         return value
     front = [] if found.batch is None else [found.size]
@@ -188,7 +193,7 @@ def _joined(build: Builder, value: ir.Value, found: _Attention, width: int) -> i
 
 
 def _rows(build: Builder, found: _Attention) -> ir.Value:
-    """The rows of each sequence, as the last but one axis for sums, and as the last for scores."""
+    """Return each sequence's rows, transposed for a product: rows as the last axis for scores, else before the last."""
     value, axes = found.view.product.rows, found.view.rows
     shape = [found.size if axis is found.batch else axis.size for axis in axes]
     if to_reshape(sizes_of(value)[:-1]) != shape:

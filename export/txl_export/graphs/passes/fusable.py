@@ -1,4 +1,4 @@
-"""GELU, and norms by the root of a mean square, as ONNX Runtime knows them, so that each is one operator there."""
+"""Rewrites GELU and RMS norms into the form that ONNX Runtime fuses into one operator."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from onnxscript.rewriter.pattern import RewriteRule, RewriteRuleSet
 
 
 def write_what_fuses(graph: ir.Graph) -> None:
-    """Bring x (0.5 (1 + erf)) and x (1 / root) into the forms x (1 + erf) 0.5 and x / root."""
+    """Rewrite x (0.5 (1 + erf)) as x (1 + erf) 0.5, and x (1 / root) as x / root."""
     RULES.apply_to_model(ir.Model(graph, ir_version=10))
 
 
@@ -27,7 +27,10 @@ def _norm(op: Any, x: Any, two: Any, axes: Any, small: Any) -> Any:
 
 
 def _keeps_axes(context: object, mean: Any, **_: object) -> bool:
-    """Whether means keep their axes; ONNX Runtime takes others for such, too, and then computes something else."""
+    """Return whether a mean keeps its axis, with size 1.
+
+    ONNX Runtime also fuses means that drop the axis, and then computes something else.
+    """
     return bool(mean.producer().attributes.get_int("keepdims", 1))
 
 

@@ -1,7 +1,7 @@
-"""All passes over a step's graph, in their order.
+"""Runs all passes over a step's graph, in their order.
 
-A pass replaces operators of the standard by operators of the standard, so that every engine reads the result. What a
-pass has made is not compared here: the ladder compares the whole bundle with the reference, step by step.
+Passes write only operators of the standard, which every engine reads. Their results are not compared here: the parity
+ladder compares the whole bundle with the reference.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PASSES: tuple[Callable[[ir.Graph], None], ...] = (
     put_stacks_together,
     write_what_fuses,
 )
-"""Each changes a graph in place whose values have types and shapes; what it leaves unread is taken out afterwards."""
+"""Each pass changes a graph in place. Values have types and shapes; unused nodes are removed after each pass."""
 
 
 QUANTISERS = frozenset({"DynamicQuantizeLinear", "QuantizeLinear"})
@@ -45,8 +45,8 @@ QUANTISERS = frozenset({"DynamicQuantizeLinear", "QuantizeLinear"})
 def improve(model: ir.Model) -> None:
     """Run all passes over a settled graph, in place.
 
-    A graph with quantisers stays as it is: where a pass rounds differently by 1e-7, a quantiser behind it makes a step
-    of that, such as 1/255 of the largest value.
+    A graph with quantisers stays unchanged: a quantiser can turn a difference of 1e-7 in rounding into a whole step,
+    e.g. 1/255 of the largest value.
     """
     for one in PASSES if QUANTISERS.isdisjoint(node.op_type for node in model.graph) else ():
         one(model.graph)

@@ -1,7 +1,7 @@
-"""Slices of joins read what was joined, joins of joins join once, and slices that follow each other are one again.
+"""Simplifies Slice, Concat, Split and Gather: each reads the original values instead of one another's results.
 
-Slices, joins, selections and writes only move numbers. So a value is seen as a row of pieces of other values along one
-axis, and a step that writes a cache by slices and reads it by slices costs what it would if it had been joined once.
+These operators only move numbers. So a value is described as pieces of other values in a row along one axis. A step
+that writes and reads a cache by slices then costs the same as one with a single Concat.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from txl_export.graphs.passes.builder import Builder
 from txl_export.graphs.passes.values import alike, axis_of, block_of, constant, numbers_of, size_along, sizes_of
 
 _MOST = 64
-"""A join of joins reads at most so many values, so that a loop that moves a cache T times reads no T²."""
+"""Maximum number of values that one Concat reads. Without it, a step that shifts a cache T times would read T²
+values."""
 
 
 class Piece(NamedTuple):
@@ -27,7 +28,7 @@ class Piece(NamedTuple):
 
 
 def join_once(graph: ir.Graph) -> None:
-    """Let each slice, selection and join of a graph read the values that its numbers come from, in place."""
+    """Let each Slice, Split, Concat and single-index Gather read the values that its numbers come from, in place."""
     made = Pieces(graph, "join")
     for node in list(graph):
         made.at(node)
@@ -41,7 +42,7 @@ def join_once(graph: ir.Graph) -> None:
 
 
 def _read(made: Pieces, node: ir.Node, result: ir.Value, axis: int) -> None:
-    """Let a join read all that was joined, and a slice the one value inside which it lies."""
+    """Replace a Concat by a Concat of all original pieces, and a slice by a slice of the one value that contains it."""
     pieces = pieces_of(result, axis)
     if not pieces or pieces[0].value is result or (node.op_type != "Concat" and len(pieces) > 1):
         return
@@ -53,7 +54,7 @@ def _read(made: Pieces, node: ir.Node, result: ir.Value, axis: int) -> None:
 
 
 def _select(made: Pieces, node: ir.Node) -> None:
-    """Let one position, whose axis is dropped, be selected from the value that it comes from."""
+    """Let a Gather of one position read the value that the position comes from."""
     source, index = node.inputs[0], constant(node.inputs[1])
     axis = axis_of(node, source)
     size = size_along(source, axis)
@@ -62,14 +63,14 @@ def _select(made: Pieces, node: ir.Node) -> None:
     (piece,) = cut(pieces_of(source, axis), int(index) % size, int(index) % size + 1)
     added = piece.value.producer()
     inner = added.inputs[0] if added is not None and added.op_type in ("Unsqueeze", "Reshape") else None
-    if inner is not None and alike(inner, node.outputs[0]):  # so the axis has one position
+    if inner is not None and alike(inner, node.outputs[0]):  # then the axis has one position
         made.replace(node.outputs[0], inner)
     elif piece.value is not source:
         made.replace(node.outputs[0], made.gather(piece.value, piece.start, axis))
 
 
 def _drop(made: Pieces, node: ir.Node) -> None:
-    """Let an axis that was added and is dropped again not be added."""
+    """Remove an Unsqueeze and a Squeeze that cancel each other."""
     added = None if node.inputs[0] is None else node.inputs[0].producer()
     if added is not None and added.op_type == "Unsqueeze" and added.inputs[0] is not None:
         axes = [numbers_of(one.inputs[1]) if len(one.inputs) > 1 else None for one in (added, node)]
@@ -78,7 +79,10 @@ def _drop(made: Pieces, node: ir.Node) -> None:
 
 
 def pieces_of(value: ir.Value | None, axis: int) -> list[Piece]:
-    """What a value consists of along an axis, as far down as operators only move numbers; [] where it is unknown."""
+    """Return the pieces that a value consists of along an axis, followed through Concat, Slice and Split.
+
+    E.g. the last two rows of `a` and all of `b` for Concat(a, b)[-2 - len(b):]. [] if the size is unknown or open.
+    """
     size = size_along(value, axis)
     if value is None or size is None:
         return []
@@ -93,7 +97,7 @@ def pieces_of(value: ir.Value | None, axis: int) -> list[Piece]:
 
 
 def cut(pieces: Iterable[Piece], start: int, end: int) -> list[Piece]:
-    """The positions `start` … `end` - 1 of a row of pieces."""
+    """Return the positions `start` … `end` - 1 of pieces in a row."""
     found, at = list[Piece](), 0
     for value, first, last in pieces:
         low, high = max(start, at), min(end, at + last - first)
@@ -104,7 +108,7 @@ def cut(pieces: Iterable[Piece], start: int, end: int) -> list[Piece]:
 
 
 def _merged(pieces: Iterable[Piece]) -> list[Piece]:
-    """The same with pieces that follow each other in one value made one."""
+    """Merge neighbouring pieces that are adjacent in the same value."""
     found = list[Piece]()
     for piece in pieces:
         if found and found[-1].value is piece.value and found[-1].end == piece.start:
@@ -114,10 +118,10 @@ def _merged(pieces: Iterable[Piece]) -> list[Piece]:
 
 
 class Pieces(Builder):
-    """Puts rows of pieces together in a graph whose nodes are visited in order; equal slices are one node.
+    """Joins pieces into values, in a graph whose nodes are visited in order; equal slices are one node.
 
     Attributes:
-        slices: the values that pieces are, by the axis along which they are pieces.
+        slices: the value of each (piece, axis) that exists already.
     """
 
     def __init__(self, graph: ir.Graph, name: str) -> None:
@@ -125,7 +129,7 @@ class Pieces(Builder):
         self.slices: dict[tuple[Piece, int], ir.Value] = {}
 
     def joined(self, pieces: Iterable[Piece], axis: int) -> ir.Value:
-        """The value that consists of the pieces."""
+        """Return a value that consists of the pieces."""
         parts = list[ir.Value]()
         for piece in _merged(pieces):
             value, start, end = piece

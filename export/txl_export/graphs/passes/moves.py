@@ -1,8 +1,8 @@
-"""One node, or none, for what only gives values other axes and leaves them in their order.
+"""Merges nodes that change only the axes of a value and not the order of its numbers into one node, or removes them.
 
-Exporters write such nodes in rows: axes of one are added, moved to the front and taken away again around a recurrent
-operator. A Reshape, a Squeeze and an Unsqueeze leave all values in their order; so do a Transpose that moves axes of
-one alone, and a Gather or a Slice of all that there is.
+Exporters write chains of them: axes of size 1 are added, moved to the front and removed around a recurrent operator.
+Reshape, Squeeze and Unsqueeze keep the order of numbers. So do a Transpose that moves only axes of size 1, and a Gather
+or Slice of everything.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ALWAYS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten"})
 
 
 def join_moves(graph: ir.Graph) -> None:
-    """Make each such row one node, in place; values have shapes, as far as they are known."""
+    """Replace each such chain by one node, in place; values have shapes as far as they are known."""
     origins, made = dict[ir.Value, ir.Value](), dict[tuple[ir.Value, tuple[Size, ...]], ir.Value]()
     build = Builder(graph, "move")
     for node in list(graph):
@@ -47,7 +47,7 @@ def join_moves(graph: ir.Graph) -> None:
 
 
 def _keeps_order(node: ir.Node) -> bool:
-    """Whether the first result has the values of the first input, all of them, in their order."""
+    """Return whether a node's first result has all values of its first input in the same order, as after a Reshape."""
     source, sizes = node.inputs[0], sizes_of(node.inputs[0])
     if node.op_type in _ALWAYS or not sizes:
         return node.op_type in _ALWAYS
@@ -64,7 +64,7 @@ def _keeps_order(node: ir.Node) -> bool:
 
 
 def _move(build: Builder, origin: ir.Value, wanted: Sequence[Size]) -> ir.Value | None:
-    """The value in other sizes; None where no node with constant numbers makes it."""
+    """Return a value in other sizes; None if no node with constant numbers can do it."""
     given = sizes_of(origin)
     for kind, more, fewer in (("Squeeze", given, wanted), ("Unsqueeze", wanted, given)):
         if axes := _left_out(more, fewer):
@@ -73,7 +73,7 @@ def _move(build: Builder, origin: ir.Value, wanted: Sequence[Size]) -> ir.Value 
 
 
 def _left_out(more: Sequence[Size], fewer: Sequence[Size]) -> list[int]:
-    """The axes of one without which the first sizes are the second; none where there are no such."""
+    """Return the axes of size 1 whose removal turns `more` into `fewer`; [] if there are none."""
     axes, rest = list[int](), list(fewer)
     for axis, size in enumerate(more):
         if rest and size == rest[0] and size is not None:

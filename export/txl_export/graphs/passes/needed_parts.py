@@ -1,7 +1,7 @@
-"""Products of which only some rows and columns are read are computed for these alone.
+"""Computes only those rows and columns of a product that are read.
 
-A code that makes queries, keys and values in one product makes queries of all rows, though only those of the last rows
-are read. That costs a third of the product.
+If queries, keys and values are one product, it computes queries for all rows, although only those of the last rows are
+read. Leaving these out saves up to a third of the product.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from txl_export.graphs.passes.values import sizes_of
 from txl_export.graphs.passes.views import LEAST, MOVING, OPEN, Axis, View, columns_of, product_of, view_of
 
 MOST = 0.7
-"""The share of a product's multiplications that may be left."""
+"""Largest share of a product's multiplications that may remain, else nothing is replaced."""
 
 
 def compute_what_is_read(graph: ir.Graph) -> None:
-    """Replace such a product by one for each part that is read."""
+    """Replace such a product by one product per part that is read."""
     build = Builder(graph, "read")
     for node in list(graph):
         value = node.outputs[0]
@@ -30,7 +30,7 @@ def compute_what_is_read(graph: ir.Graph) -> None:
             continue
         ends = list(_ends(value))
         if sum(map(_fewest, ends)) > MOST * _fewest(value):
-            continue  # before anything large is moved
+            continue  # decided by sizes alone, before large arrays of numbers are made
         parts = [part for part in map(_part, ends) if part is not None]
         if not parts or len(parts) < len(ends):
             continue
@@ -42,7 +42,10 @@ def compute_what_is_read(graph: ir.Graph) -> None:
 
 @dataclass(frozen=True)
 class _Cut:
-    """Of an axis of a product's rows: its size, the first that is read, how many are, and the view's axis of these."""
+    """The indices `first` … `first + count - 1` that are read along an axis of a product's rows, of size `size`.
+
+    `axis` is the view's axis that runs over these indices; None if the view has none.
+    """
 
     size: int
     first: int
@@ -52,24 +55,24 @@ class _Cut:
 
 @dataclass(frozen=True)
 class _Part:
-    """What is read of a product, with a cut for each axis of its rows."""
+    """A block of a product that is read, with a cut for each axis of the product's rows."""
 
     view: View
     cuts: tuple[_Cut, ...]
 
     @property
     def size(self) -> int:
-        """Its elements."""
+        """The number of elements of the block."""
         return int(np.prod([*(cut.count for cut in self.cuts), *(axis.size for axis in self.view.columns)]))
 
 
 def _fewest(value: ir.Value) -> int:
-    """How many elements a value has at least."""
+    """Return a lower bound of a value's elements: an open B counts as `OPEN`, any other unknown size as 1."""
     return int(np.prod([size if isinstance(size, int) else OPEN if size == BATCH else 1 for size in sizes_of(value)]))
 
 
 def _ends(value: ir.Value) -> Iterator[ir.Value]:
-    """What of a value something reads that does more than move it."""
+    """Yield the values into which moving operators turn a value, and which any other operator reads."""
     readers = [use.node for use in value.uses()]
     if value.is_graph_output() or any(node.op_type not in MOVING for node in readers):
         yield value
@@ -80,7 +83,7 @@ def _ends(value: ir.Value) -> Iterator[ir.Value]:
 
 
 def _part(end: ir.Value) -> _Part | None:
-    """What a value shows of a product, if that is one block of it."""
+    """Return the block of a product that a value contains; None if it is not exactly one block."""
     view = view_of(end)
     if view is None:
         return None

@@ -1,7 +1,7 @@
-"""A convolution of each channel alone, of which one position is read, as a product with the kernel and a sum.
+"""Replaces a depthwise convolution of which one position is read by a product with the kernel and a sum.
 
-E.g. mambapy's step convolves the window of the last 4 inputs and reads position 3 of 7. Every position is computed by a
-convolution of one number for each channel and sequence: 64 sequences of 256 channels took 2.1 ms, and take 0.2 so.
+E.g. mambapy's step convolves the window of the last 4 inputs and reads position 3 of 7. The convolution computes all
+positions: for 64 sequences of 256 channels it took 2.1 ms, the product 0.2 ms.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Parts of a stack, such as the states of layers, taken out of it and put together in few nodes."""
+"""Reads and builds stacks, e.g. the states of all layers in one tensor, with few nodes."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from txl_export.graphs.passes.builder import Builder
 from txl_export.graphs.passes.values import Block, axis_of, block_of, numbers_of, size_of, sizes_of, to_reshape
 
 _Part: TypeAlias = "tuple[ir.Value, Block]"
-"""A slice of a value, and where in it the slice lies."""
+"""A slice of a value, and the slice's position in it."""
 
 
 def take_stacks_apart(graph: ir.Graph) -> None:
-    """Read parts of what a step is given by one Gather each, or by one Split all of them, in place."""
+    """Read parts of inputs, and of values computed from them, by one Gather each, or all by one Split, in place."""
     build, given = Builder(graph, "part"), list(graph.inputs)
     changing = set(given)
     for node in graph:
         if any(value in changing for value in node.inputs):
             changing.update(node.outputs)
             given += node.outputs
-    for value in given:  # what follows from constants is computed once, however it is written
+    for value in given:  # values computed only from constants are left out: they are computed once
         for result, block in _parts(value):
             _take_out(build, value, result, block)
         parts = [part for part in _parts(value) if part[0].uses()]
@@ -31,23 +31,23 @@ def take_stacks_apart(graph: ir.Graph) -> None:
 
 
 def _parts(value: ir.Value) -> Iterator[_Part]:
-    """The slices of a value along one axis, without those that are results of the graph."""
+    """Yield the slices of a value along one axis, except outputs of the graph."""
     for node, index in [(use.node, use.idx) for use in value.uses()]:
-        says_axes = len(node.inputs) > 3  # others take apart sizes, which are few numbers
+        says_axes = len(node.inputs) > 3  # slices without axes cut shapes, which are small
         block = block_of(node.outputs[0]) if node.op_type == "Slice" and says_axes and not index else None
         if block is not None and not node.outputs[0].is_graph_output():
             yield node.outputs[0], block
 
 
 def _take_out(build: Builder, value: ir.Value, result: ir.Value, block: Block) -> None:
-    """Let a Gather drop the axis of a slice of one, where a Squeeze does."""
+    """Replace a slice of size 1 and the Squeeze after it by a Gather."""
     for reader in [use.node for use in result.uses()]:
         if reader.op_type == "Squeeze" and _axes(reader) == [block.axis]:
             build.replace(reader.outputs[0], build.at(reader).gather(value, block.start, block.axis))
 
 
 def _split(graph: ir.Graph, build: Builder, value: ir.Value, axis: int, parts: Sequence[_Part]) -> None:
-    """Let one Split make slices that are all of a value, each value once."""
+    """Replace slices that together cover a value exactly once by one Split."""
     parts = sorted(parts, key=lambda part: part[1].start)
     results, starts, ends = zip(*((result, block.start, block.end) for result, block in parts), strict=True)
     if len(parts) < 2 or [*starts, size_of(value, axis)] != [0, *ends]:
@@ -59,7 +59,7 @@ def _split(graph: ir.Graph, build: Builder, value: ir.Value, axis: int, parts: S
 
 
 def put_stacks_together(graph: ir.Graph) -> None:
-    """Give an axis to all parts of a stack at once, behind the Concat, instead of to each before it, in place."""
+    """Replace an Unsqueeze on each operand of a Concat by one Reshape after it, in place."""
     build = Builder(graph, "stack")
     for node in list(graph):
         before = [None if value is None else value.producer() for value in node.inputs]
@@ -75,7 +75,7 @@ def put_stacks_together(graph: ir.Graph) -> None:
 
 
 def _axes(node: ir.Node) -> list[int] | None:
-    """The axes that a Squeeze or an Unsqueeze names, counted from the front."""
+    """Return the axes that a Squeeze or Unsqueeze names, counted from the front; None if unknown."""
     value = node.outputs[0] if node.op_type == "Unsqueeze" else node.inputs[0]
     axes, rank = numbers_of(node.inputs[1] if len(node.inputs) > 1 else None), len(sizes_of(value))
     return None if axes is None or not rank else sorted(axis % rank for axis in axes)

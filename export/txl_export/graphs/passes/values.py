@@ -1,4 +1,4 @@
-"""What passes ask of values and of what makes them: sizes, constants, axes, and where slices begin and end."""
+"""Answers passes' questions about values and nodes: sizes, constants, axes, and bounds of slices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 Size: TypeAlias = "int | str | None"
-"""A number, a word where it is open, None where it is not known."""
+"""A size: a number, a word if it is open, None if it is unknown."""
 
 
 class Block(NamedTuple):
@@ -22,31 +22,31 @@ class Block(NamedTuple):
 
 
 def sizes_of(value: ir.Value | None) -> tuple[Size, ...]:
-    """The sizes of a value; () also where the number of its axes is not known."""
+    """Return the sizes of a value; () also if the number of axes is unknown."""
     if value is None or value.shape is None:
         return ()
     return tuple(size.value if isinstance(size, ir.SymbolicDim) else size for size in value.shape)
 
 
 def size_of(value: ir.Value | None, axis: int) -> Size:
-    """One size of a value; None for an axis that it does not have."""
+    """Return one size of a value; None for an axis that it lacks."""
     sizes = sizes_of(value)
     return sizes[axis] if 0 <= axis < len(sizes) else None
 
 
 def size_along(value: ir.Value | None, axis: int) -> int | None:
-    """How many positions a value has along an axis; None where that is not known or open."""
+    """Return the size of a value along an axis; None if it is unknown or open."""
     size = size_of(value, axis)
     return size if isinstance(size, int) else None
 
 
 def to_reshape(sizes: Sequence[Size]) -> list[int]:
-    """Sizes as a Reshape takes them, -1 for each that is open."""
+    """Return sizes as a Reshape takes them, with -1 for open ones."""
     return [size if isinstance(size, int) else -1 for size in sizes]
 
 
 def alike(one: ir.Value, other: ir.Value, apart: Collection[int] = ()) -> bool:
-    """Whether two values have the same sizes along all axes but some."""
+    """Return whether two values have equal, known sizes along all axes but those in `apart`."""
     if one.shape is None or other.shape is None or len(one.shape) != len(other.shape):
         return False
     pairs = enumerate(zip(sizes_of(one), sizes_of(other), strict=True))
@@ -54,13 +54,13 @@ def alike(one: ir.Value, other: ir.Value, apart: Collection[int] = ()) -> bool:
 
 
 def constant(value: ir.Value | None) -> NDArray[Any] | None:
-    """The numbers of a value that no run changes; None for others."""
+    """Return the array of a value that is the same in every run; None for other values."""
     tensor = None if value is None or value.is_graph_input() else ir.convenience.get_const_tensor(value)
     return None if tensor is None else tensor.numpy()
 
 
 def numbers_of(value: ir.Value | None) -> list[int] | None:
-    """The whole numbers of a constant of at most one axis; None where it is none."""
+    """Return the integers of a constant with at most one axis; None for any other value."""
     found = constant(value)
     return (
         None if found is None or found.ndim > 1 or found.dtype not in (np.int64, np.int32) else found.ravel().tolist()
@@ -68,13 +68,13 @@ def numbers_of(value: ir.Value | None) -> list[int] | None:
 
 
 def scalar_of(value: ir.Value | None) -> float | None:
-    """The only number of a constant; None for everything else."""
+    """Return the number of a constant with one element; None for any other value."""
     found = constant(value)
     return float(found.item()) if found is not None and found.size == 1 else None
 
 
 def is_constant(value: ir.Value | None) -> bool:
-    """Whether it depends on no input; a graph may be too deep for a function that calls itself."""
+    """Return whether a value is computed from constants only; iterates, because deep graphs would exceed recursion."""
     known, left = set[ir.Value](), [value]
     while left:
         one = left.pop()
@@ -92,17 +92,17 @@ def is_constant(value: ir.Value | None) -> bool:
 
 
 def axis_of(node: ir.Node, value: ir.Value | None) -> int:
-    """The axis that a node names, counted from the front of a value; -1 where that is not known."""
+    """Return the axis that a node names, counted from the front of a value; -1 if the value's axes are unknown."""
     return node.attributes.get_int("axis", 0) % (len(sizes_of(value)) or 1) if sizes_of(value) else -1
 
 
 def order_of(node: ir.Node) -> list[int]:
-    """The order into which a Transpose brings axes."""
+    """Return the permutation of a Transpose."""
     return list(node.attributes.get_ints("perm", range(len(sizes_of(node.inputs[0])))[::-1]))
 
 
 def slices_of(node: ir.Node) -> dict[int, slice]:
-    """What a Slice takes along which axes; {} where constants do not say it."""
+    """Return the ranges that a Slice takes, by axis, e.g. {1: slice(0, 8, 1)}; {} if a bound is no constant."""
     given = [numbers_of(one) for one in node.inputs[1:]]
     starts, ends, axes, steps = (*given, *(None,) * 4)[:4]
     rank = len(sizes_of(node.inputs[0]))
@@ -113,7 +113,10 @@ def slices_of(node: ir.Node) -> dict[int, slice]:
 
 
 def block_of(value: ir.Value) -> Block | None:
-    """Which positions of a node's first input its result is, where a Slice or a Split made it, along one axis."""
+    """Return the range of its node's first input that a value is, if a Slice or Split along one axis made it.
+
+    E.g. Block(1, 0, 8) for the first of two halves of [B, 16]. None for any other value.
+    """
     node = value.producer()
     if node is not None and node.op_type == "Slice" and len(taken := slices_of(node)) == 1:
         ((axis, which),) = taken.items()

@@ -1,8 +1,8 @@
-"""Where the values that an operator reads come from in a product with a weight, whatever layout lies between.
+"""Traces a value back to a product of rows with a weight, through operators that change only the layout.
 
-Attention's queries, keys and values are products of rows with weights. Between such a product and the operator that
-reads it, codes transpose, split, slice and reshape in many ways that only move values. So the numbers of the product's
-elements are taken through all of that, and what comes out says which rows and which columns each axis runs over.
+Attention's queries, keys and values are such products. Codes transpose, split, slice and reshape them in many ways
+before an operator reads them. Here the elements of the product are numbered, and the numbers go through the same
+operators. The result shows which rows and which columns of the product each axis of the value runs over.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from txl_export.graphs.passes.values import (
 )
 
 OPEN = 2
-"""Stands for a size that is open while numbers are moved: 1 would be an axis over which nothing changes."""
+"""Number of sequences assumed for an open batch. It is 2, because along an axis of size 1 no step would show."""
 MOST = 2**23
-"""Elements of a product whose numbers are moved."""
+"""Maximum number of elements of a product that are numbered; it limits memory and time."""
 LEAST = 2**13
-"""Multiplications that have to be saved: more operators take longer than fewer of them do."""
+"""Least number of multiplications that a replacement must save; below it, additional operators cost more."""
 
 MOVING = frozenset({"Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"})
 """Operators that only move values."""
@@ -44,9 +44,9 @@ class Product:
     """Rows times a weight: rows [..., D] @ weight [D, N] + bias [N].
 
     Attributes:
-        rows, weight, bias: the operands; the weight depends on no input.
-        turned: whether the weight is there as [N, D].
-        result: what it is before anything moves it.
+        rows, weight, bias: the operands; weight and bias depend on no input.
+        turned: whether the weight is stored as [N, D].
+        result: the product's value before any move.
     """
 
     rows: ir.Value
@@ -57,18 +57,18 @@ class Product:
 
     @property
     def width(self) -> int:
-        """D."""
+        """The number of inputs, D."""
         return size_along(self.weight, 1 if self.turned else 0) or 0
 
     @property
     def columns(self) -> int:
-        """N."""
+        """The number of outputs, N."""
         return size_along(self.weight, 0 if self.turned else 1) or 0
 
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis that runs over rows or columns of a product: its place in the view, its size, and the step of each."""
+    """An axis of a view that runs over a product's rows or columns: its place, its size, and its step per index."""
 
     place: int
     size: int
@@ -77,15 +77,17 @@ class Axis:
 
 @dataclass(frozen=True)
 class View:
-    """What an operator reads of a product.
+    """The part of a product that an operator reads, and its layout there.
+
+    E.g. shape [4, 2, 8]: `rows` has the axis of 4, `columns` the axes of 2 heads in steps of 8 and of 8 in steps of 1.
 
     Attributes:
-        product: of which.
-        factor: that the values were multiplied by on the way.
-        row_count: of the product.
-        shape: of the view; axes of one element belong to neither rows nor columns.
-        first_row, first_column: where rows and columns begin.
-        rows, columns: the axes that run over each, the one of the largest step first.
+        product: the product that is read.
+        factor: the number by which values are multiplied on the way.
+        row_count: the number of the product's rows.
+        shape: the shape of the view; axes of size 1 belong to neither rows nor columns.
+        first_row, first_column: the row and the column of the view's first element.
+        rows, columns: the view's axes that run over rows and over columns, largest step first.
     """
 
     product: Product
@@ -99,13 +101,13 @@ class View:
 
 
 def view_of(value: ir.Value) -> View | None:
-    """What a value shows of a product; None where it is none, or not in steps of one size along each axis."""
+    """Return the view of a product that a value is; None if it is none, or an axis has no constant step."""
     found = _numbers(value)
     return None if found is None else _view(*found)
 
 
 def views_of(value: ir.Value) -> Iterator[View]:
-    """The same; where the first of three axes is one of sequences and heads, with that one taken as two."""
+    """Yield the view that `view_of` finds; of [6, L, d] also as [2, 3, L, d] and [3, 2, L, d]."""
     found = _numbers(value)
     if found is None:
         return
@@ -131,7 +133,7 @@ def _view(product: Product, factor: float, numbers: Numbers) -> View | None:
 
 
 def _steps(numbers: Numbers) -> tuple[Axis, ...] | None:
-    """The axes along which numbers grow, each by a step of its own; None where they do otherwise."""
+    """Return the axes along which numbers grow, each with its constant step; None if they do not grow so."""
     found, known = [], np.array(numbers.flat[0], np.int64)
     for place, size in enumerate(numbers.shape):
         step = 0 if size == 1 else int(numbers.take(1, place).flat[0]) - int(numbers.flat[0])
@@ -144,7 +146,7 @@ def _steps(numbers: Numbers) -> tuple[Axis, ...] | None:
 
 
 def _numbers(value: ir.Value) -> tuple[Product, float, Numbers] | None:
-    """A product, what its values are multiplied by, and the number of its element at each place of a value."""
+    """Return a product, the factor on its values, and for each place of a value the product's element number."""
     if (product := product_of(value)) is not None:
         shape = _shape(value)
         if -1 in shape or np.prod(shape) > MOST:
@@ -169,7 +171,7 @@ def _numbers(value: ir.Value) -> tuple[Product, float, Numbers] | None:
 
 
 def _moved(node: ir.Node, value: ir.Value, numbers: Numbers) -> Numbers | None:
-    """Numbers after an operator that only moves."""
+    """Return the numbers after an operator that only moves values; None if it cannot be followed."""
     if node.op_type == "Transpose":
         return numbers.transpose(order_of(node))
     if node.op_type == "Split":
@@ -188,7 +190,7 @@ def _moved(node: ir.Node, value: ir.Value, numbers: Numbers) -> Numbers | None:
 
 
 def product_of(value: ir.Value) -> Product | None:
-    """The product that a value is the result of; None where it is none with a weight."""
+    """Return the product with a weight that makes a value; None if there is none."""
     node = value.producer()
     if node is None:
         return None
@@ -219,15 +221,16 @@ def product_of(value: ir.Value) -> Product | None:
 
 
 def _shape(value: ir.Value) -> tuple[int, ...]:
-    """The shape, with a number for how many sequences there are, and -1 for what is not known."""
+    """Return a value's shape, with `OPEN` for an open number of sequences and -1 for any other unknown size."""
     sizes = (None,) if value.shape is None else sizes_of(value)
     return tuple(size if isinstance(size, int) else OPEN if size == BATCH else -1 for size in sizes)
 
 
 def columns_of(build: Builder, view: View) -> tuple[ir.Value, ir.Value | None]:
-    """The weight's columns that a view shows, as [C, D], and the bias of these; the axis of the largest step first.
+    """Return the columns of the weight that a view reads, as [C, D], and their bias; the axis with the largest step
+    first.
 
-    They are operators over constants, so that the weight is stored once; engines compute them when they load.
+    They are operators on constants, so the weight is stored once; engines compute them when they load.
     """
     product, which = view.product, np.array([view.first_column])
     for one in view.columns:

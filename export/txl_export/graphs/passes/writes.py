@@ -1,8 +1,8 @@
-"""Writes into a tensor at fixed positions, as joins of what stays and what is new.
+"""Rewrites writes at fixed positions of a tensor as a Concat of old and new parts.
 
-`cache[:, 2] = new` is captured as ScatterElements or ScatterND. These copy the whole tensor and then look up a place
-for every number or row, in a constant that is as large as what is written; and they stand between transposes, as they
-write along the first axis. A join copies each part once, and it can be joined with what is read from it.
+`cache[:, 2] = new` is captured as ScatterElements or ScatterND. These copy the whole tensor, and need a constant with
+the place of every written number or row; and because they write along the first axis, transposes surround them. A
+Concat copies each part once, and the pass `joins` can simplify it with later reads.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from txl_export.graphs.passes.joins import Piece, Pieces, cut
 from txl_export.graphs.passes.values import alike, axis_of, constant, order_of, size_along, sizes_of
 
 _PARTS = 8
-"""A write that leaves more parts is a selection from the tensor and the new values, one behind the other."""
+"""Maximum number of parts of such a Concat; a write with more becomes one Gather from the old and new values
+together."""
 
 
 def join_writes(graph: ir.Graph) -> None:
-    """Let each write whose positions are constants be a join, in place; others stay."""
+    """Replace each write whose positions are constant by a Concat or Gather, in place; others stay."""
     made = Pieces(graph, "write")
     for node in list(graph):
         replaces = node.attributes.get_string("reduction", "none") == "none"
@@ -45,7 +46,10 @@ def join_writes(graph: ir.Graph) -> None:
 
 
 def _places(node: ir.Node, data: ir.Value, index: ir.Value, new: ir.Value) -> dict[int, list[int]] | None:
-    """Where a scatter writes along each axis, if it writes everywhere along the others; without axes that are open."""
+    """Return the positions that a scatter writes along each axis: {1: [0, 1]} if it writes data[:, 0:2].
+
+    An open axis that is written whole is left out. None if the positions are not constant, or depend on one another.
+    """
     numbers, opened = _index(index)
     if numbers is None or not numbers.size or data.shape is None:
         return None
@@ -71,7 +75,10 @@ def _places(node: ir.Node, data: ir.Value, index: ir.Value, new: ir.Value) -> di
 
 
 def _index(index: ir.Value) -> tuple[NDArray[np.int64] | None, bool]:
-    """The numbers of an index, and whether it is the first rows of them, as many as there are sequences."""
+    """Return the constant places in an index, None if it has others, and whether the graph cuts them to its sequences.
+
+    A graph whose batch size is open keeps a place for each sequence that it can have, and takes the first ones.
+    """
     node = index.producer()
     if node is not None and node.op_type == "Slice" and len(node.inputs) == 4:
         first, axes = constant(node.inputs[1]), constant(node.inputs[3])
@@ -81,13 +88,13 @@ def _index(index: ir.Value) -> tuple[NDArray[np.int64] | None, bool]:
 
 
 def _turn(value: ir.Value) -> list[int]:
-    """How a value's axes were moved, where a Transpose made it."""
+    """Return the order of axes of the Transpose that made a value, e.g. [0, 2, 1]; [] if none made it."""
     node = value.producer()
     return [] if node is None or node.op_type != "Transpose" else order_of(node)
 
 
 def _turned(made: Pieces, value: ir.Value, turn: Sequence[int]) -> ir.Value:
-    """A value with its axes moved; what moved them before is left out."""
+    """Transpose a value; a Transpose that made the value is merged."""
     node, earlier = value.producer(), _turn(value)
     if node is not None and earlier and node.inputs[0] is not None:
         value, turn = node.inputs[0], [earlier[axis] for axis in turn]
@@ -95,7 +102,7 @@ def _turned(made: Pieces, value: ir.Value, turn: Sequence[int]) -> ir.Value:
 
 
 def _written(made: Pieces, data: ir.Value, places: dict[int, list[int]], new: ir.Value) -> ir.Value | None:
-    """A tensor with new values at some places along one axis; None where they are some along several, or one twice."""
+    """Write new values at places along one axis; None if places are partial on several axes, or repeated."""
     partly = [(axis, found) for axis, found in places.items() if found != list(range(size_along(data, axis) or 0))]
     if not partly:
         return new

@@ -19,13 +19,16 @@ from functools import cache
 from typing import Any
 
 from txl_runtime.bundle.bindings import Binding
-from txl_runtime.device.engines.library_features import MODULES, Compiled, LibraryFeatures, find_facts, how_to_install
+from txl_runtime.bundle.engines.sidecar import FLAVOURS
+from txl_runtime.device.engines.library_features import Compiled, LibraryFeatures, find_facts, how_to_install
 from txl_runtime.errors import BackendError, TxlError, one_line
 
 DTYPES = {
     "FLOAT": "float32",
     "HALF": "float16",
     "BF16": "bfloat16",
+    "INT8": "int8",
+    "FP8": "float8e4m3fn",
     "INT32": "int32",
     "INT64": "int64",
     "BOOL": "bool",
@@ -34,7 +37,7 @@ DTYPES = {
 ERROR = 1
 """TensorRT's severity of errors; 0, an internal error, is worse."""
 LONGEST, MOST_ERRORS = 400, 20
-"""Most characters of complaints in a message, and most errors that are kept."""
+"""Maximum number of characters of complaints in a message, and of errors that are kept."""
 
 
 @dataclass
@@ -153,7 +156,7 @@ def load_library(target: Compiled) -> Library:
     Raises:
         BackendError: the library is not installed, cannot be loaded, or is too old.
     """
-    name = MODULES[target]
+    name = FLAVOURS[target]
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as missing:

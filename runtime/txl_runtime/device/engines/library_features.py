@@ -9,12 +9,12 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from txl_runtime.bundle.engines.sidecar import FLAVOURS
 from txl_runtime.errors import BackendError
 from txl_runtime.installing import pip_line
 
 Compiled = Literal["rtx", "tensorrt"]
 """The targets whose engines a library compiles."""
-MODULES: dict[Compiled, str] = {"rtx": "tensorrt_rtx", "tensorrt": "tensorrt"}
 JETPACK = (
     "; not on a Jetson: there apt install python3-libnvinfer, and make the environment with python3 -m venv "
     "--system-site-packages"
@@ -79,5 +79,5 @@ def find_facts(target: Compiled, version: str) -> LibraryFeatures:
     fitting = [row for row in rows if row.since <= number]
     if not fitting:
         oldest = ".".join(map(str, rows[0].since))
-        raise BackendError(f"{MODULES[target]} is {version}, expected {oldest} or newer; upgrade it")
+        raise BackendError(f"{FLAVOURS[target]} is {version}, expected {oldest} or newer; upgrade it")
     return fitting[-1]

@@ -11,12 +11,14 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from txl_runtime.bundle.engines.files import EngineFile, find_engines
+from txl_runtime.bundle.engines.sidecar import Sidecar
 from txl_runtime.bundle.folder import Folder
 from txl_runtime.bundle.reading import Bundle
 from txl_runtime.bundle.writing import write_whole
 from txl_runtime.device.backend import DeviceBackend
 from txl_runtime.device.cuda import Device, Queue, open_cuda
-from txl_runtime.device.engines.files import EngineFile, checked_engines, find_engines
+from txl_runtime.device.engines.fitting import checked_engines
 from txl_runtime.device.engines.library import Library, load_library
 from txl_runtime.device.engines.library_features import Compiled
 from txl_runtime.device.engines.running import EngineExecutable, EngineRuntime
@@ -40,7 +42,7 @@ def open_engines(bundle: Bundle, target: Compiled, update: str | None = None) ->
 
 def load_engines(bundle: Bundle, library: Library, device: Device, update: str | None = None) -> DeviceBackend:
     """Load a bundle's engines as `open_engines` does, with an open library and device."""
-    executables: list[EngineExecutable] = []
+    executables, sidecars = list[EngineExecutable](), list[Sidecar]()
     unsaved: dict[str, tuple[EngineExecutable, _Cache]] = {}
     queue = device.queue()
     with device.current(), queue.beside_records():  # libraries load engines to the current device
@@ -50,6 +52,7 @@ def load_engines(bundle: Bundle, library: Library, device: Device, update: str |
             kernels = None if cache is None else cache.read()
             plan = bundle.read(engine.name)  # these hashed bytes are loaded, not the file by its path
             made, path = engine.sidecar.identity, str(bundle.file(engine.name))
+            sidecars.append(engine.sidecar)
             executables.append(runtime.load(path, plan, engine.program, kernels, made.given_memory, made.given))
             if cache is not None:
                 unsaved[engine.program.name] = executables[-1], cache
@@ -72,7 +75,11 @@ def load_engines(bundle: Bundle, library: Library, device: Device, update: str |
     if alone := [item.program.name for item in executables if not item.recordable]:
         said = f"{', '.join(alone[:3])}{' …' if len(alone) > 3 else ''}"
         description += f"; {len(alone)} engines were built in an older way and record themselves: {said}"
-    return DeviceBackend(library.target, description, device, queue, executables, settled=settled)
+    backend = DeviceBackend(library.target, description, device, queue, executables, settled=settled)
+    if rounding := sidecars[0].identity.rounding:
+        backend.precision, backend.reached = rounding, sidecars[0].reached
+        backend.description += f", matrices in {rounding}"
+    return backend
 
 
 def give_workspace(executables: Sequence[EngineExecutable], device: Device) -> None:

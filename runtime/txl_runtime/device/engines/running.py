@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from txl_runtime.bundle.bindings import check_bindings
+from txl_runtime.bundle.engines.sidecar import GivenWeight, with_weights
 from txl_runtime.bundle.tables import Program
 from txl_runtime.device.cuda import Block, Queue
 from txl_runtime.device.engines.library import ERROR, Library
-from txl_runtime.device.engines.sidecar import GivenWeight, with_weights
 from txl_runtime.device.engines.weights import SharedWeights
 from txl_runtime.device.interface import Executable, Launch
 from txl_runtime.errors import BackendError, BundleError, one_line

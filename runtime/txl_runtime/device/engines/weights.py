@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from txl_runtime.bundle.engines.sidecar import GivenWeight, Place, distinct
 from txl_runtime.bundle.reading import Bundle
+from txl_runtime.bundle.tables import STATE_DTYPES, tensor_bytes
 from txl_runtime.device.cuda import Device, Queue
-from txl_runtime.device.dtypes import stored_type, tensor_bytes
-from txl_runtime.device.engines.sidecar import GivenWeight, distinct
+from txl_runtime.device.dtypes import from_float32, stored_type, to_float32
 from txl_runtime.device.interface import aligned, host_address
 
 
@@ -29,15 +31,22 @@ class SharedWeights:
 
     def __init__(self, bundle: Bundle, given: Sequence[GivenWeight], device: Device, queue: Queue) -> None:
         weights, self.size = distinct(given), 0
-        self._starts = dict[tuple[int, tuple[int, ...]], int]()
+        self._starts = dict[Place, int]()
         for place, weight in weights.items():
             self._starts[place] = self.size
             self.size += aligned(tensor_bytes(weight))
-        places = [(weight.offset, tensor_bytes(weight)) for weight in weights.values()]
+        half = STATE_DTYPES.get(bundle.manifest.precision, "float32")  # the file's type of matrices that become codes
+        types = [weight.dtype if weight.scale is None else half for weight in weights.values()]
+        places = [
+            (weight.offset, math.prod(weight.fixed) * stored_type(dtype).itemsize)
+            for weight, dtype in zip(weights.values(), types, strict=True)
+        ]
         parts = bundle.parts(bundle.manifest.weights, places)  # checked before memory of any size is allocated
         self._block = device.allocate(self.size)
-        for weight, start, data in zip(weights.values(), self._starts.values(), parts, strict=True):
-            values, shape = np.frombuffer(data, stored_type(weight.dtype)), weight.fixed
+        for weight, start, data, dtype in zip(weights.values(), self._starts.values(), parts, types, strict=True):
+            values, shape = np.frombuffer(data, stored_type(dtype)), weight.fixed
+            if weight.scale is not None:
+                values = from_float32(to_float32(values, dtype) / np.float32(weight.scale), weight.dtype)
             if weight.turned:
                 values = values.reshape(*shape[:-2], shape[-1], shape[-2]).swapaxes(-1, -2)
             values = np.ascontiguousarray(values)

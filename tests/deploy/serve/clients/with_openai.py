@@ -1,4 +1,4 @@
-"""What the `openai` package gets from a server: a test runs it in another environment, with an address and a token.
+"""Uses a server by the `openai` package: a test runs it in another environment, with an address and a token.
 
 Everything here is as its documentation has it; nothing is told of the server but its address, token and model.
 """

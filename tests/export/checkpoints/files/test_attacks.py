@@ -223,7 +223,7 @@ def test_every_container_is_read_by_the_reader_that_refuses(tmp_path, monkeypatc
 
 
 def test_an_attack_in_a_plain_pickle_runs_nothing(tmp_path, monkeypatch):
-    """Where other objects are stand-ins, much of this is harmless data; nothing of it may be run or imported."""
+    """With stand-ins for other objects, much of this is harmless data; nothing of it may be run or imported."""
     monkeypatch.chdir(tmp_path)
     for body, _ in ATTACKS.values():
         Path("model.pkl").write_bytes(program(body, protocol=4))
@@ -252,8 +252,8 @@ ALTERED = {
 
 
 def everything():
-    """What a program could alter: the reader, its table, and the modules that it names."""
-    made = [reader.Made, reader.Programs, reader.Writer, *rebuilding.FUNCTIONS.values(), Stub]
+    """Return all that a program could alter: the reader, its table, and the modules that it names."""
+    made = [reader.PickledObject, reader.Programs, reader.Writer, *rebuilding.FUNCTIONS.values(), Stub]
     homes = [reader, rebuilding, torch, torch._utils, torch.nn.Linear, np, np.dtype, pickle, copyreg, collections]
     homes += [collections.OrderedDict, builtins, os, sys.modules]
     return {
@@ -265,7 +265,7 @@ def everything():
 
 
 def contents(body):
-    """What the reader writes of a program; nothing where it is refused."""
+    """Return the reader's content of a program; nothing if it is refused."""
     written = reader.answer(bytes([1]) + program(body, 4))
     return json.loads(written[8 : 8 + int.from_bytes(written[:8], "little")])["contents"]
 

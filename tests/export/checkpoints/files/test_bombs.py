@@ -39,7 +39,7 @@ END = struct.Struct("<4s4H2LH")
 
 
 class _Pipe(io.BytesIO):
-    """What can only be written to: zipfile then puts sizes and checksums behind each entry."""
+    """A stream that can only be written to: zipfile then puts sizes and checksums behind each entry."""
 
     def seekable(self) -> bool:
         return False

@@ -21,7 +21,7 @@ SIZE = 1 << 15
 
 
 def answered(body, protocol=2):
-    """What the reader writes of a program, and the bytes behind that."""
+    """Return the reader's answer to a program, and the bytes behind it."""
     written = reader.answer(bytes([1]) + program(body, protocol))
     behind = 8 + int.from_bytes(written[:8], "little")
     return json.loads(written[8:behind]), written[behind:]

@@ -106,7 +106,7 @@ def test_the_same_model_from_elsewhere_agrees_over_all_segments(
 def test_a_state_may_begin_as_something_else_than_zeros(made: Path, tmp_path: Path) -> None:
     given = arrays(tmp_path / "a.npz", state=np.ones((B, WIDTH)))
     parity = txl_export.verify(made, checkpoint=outside(tmp_path / "a.onnx"), inputs=given)
-    assert "y in segment 1 of" in parity.told, "the bundle begins with zeros"
+    assert "y in segment 1 of" in parity.gate_advice, "the bundle begins with zeros"
 
 
 def test_a_state_that_is_called_as_the_bundles_begins_as_it_does(tmp_path: Path) -> None:
@@ -135,13 +135,13 @@ def test_an_output_may_be_the_state_and_further_outputs_are_no_matter(made: Path
 def test_other_weights_part_in_the_first_segment(made: Path, tmp_path: Path) -> None:
     parity = txl_export.verify(made, checkpoint=outside(tmp_path / "a.onnx", weights=WEIGHTS * np.float32(1.01)))
     assert not parity.passed
-    assert "they part first at y in segment 1 of 200" in parity.told
+    assert "they part first at y in segment 1 of 200" in parity.gate_advice
 
 
 def test_a_state_that_is_kept_otherwise_parts_later(made: Path, tmp_path: Path) -> None:
     parity = txl_export.verify(made, checkpoint=outside(tmp_path / "a.onnx", kept=0.89), segments=9)
     assert not parity.passed
-    assert "y in segment 2 of 9" in parity.told
+    assert "y in segment 2 of 9" in parity.gate_advice
 
 
 def test_what_the_file_takes_besides_and_real_inputs_come_from_a_file(made: Path, tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ WRONG: dict[str, tuple[Outside, str]] = {
     "a first state in the file that is another": (Outside("lstm", edit=optional("c_in", 1)), START),
     "a reset to zeros": (Outside("reset", wrong="reset to zeros"), "they part first"),
     "a reset that is ignored": (Outside("reset", wrong="flag ignored"), "they part first"),
-    # A state that is another one.
+    # A state that is a different one.
     "states swapped": (Outside("lstm", wrong="states swapped"), FIRST + "state h, state c: the outputs agree"),
     "layers upside down": (Outside("lstm", wrong="layers upside down"), LATER),
     "the first layer's state for both": (Outside("lstm", wrong="state of the first layer"), FIRST + "state h"),
@@ -127,7 +127,7 @@ def marked(table: dict[str, Any], keep: int) -> list[Any]:
 @pytest.mark.parametrize("name", marked(RIGHT, 6))
 def test_no_right_file_is_accused(name: str, tmp_path: Path) -> None:
     parity = verified(RIGHT[name], tmp_path, segments=12 if name in QUICK else None)
-    assert parity.passed, parity.told
+    assert parity.passed, parity.gate_advice
 
 
 @pytest.mark.parametrize("name", marked(WRONG, 8))
@@ -142,7 +142,7 @@ def test_every_mistake_is_found_and_placed(name: str, tmp_path: Path) -> None:
     parity = verified(case, tmp_path, segments=segments)
     gates = [gate.name for gate in parity.gates if gate.passed is False]
     assert gates
-    assert said in gates or re.search(said, parity.told), parity.told
+    assert said in gates or re.search(said, parity.gate_advice), parity.gate_advice
 
 
 def test_what_cannot_be_run_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,11 +207,11 @@ def test_a_file_in_half_precision_is_judged_by_the_limits_of_fp16(tmp_path: Path
         model.CopyFrom(convert_float_to_float16(model))
 
     parity = verified(Outside("lstm", edit=halved), tmp_path, segments=12)
-    assert (parity.passed, parity.precision) == (True, "fp16"), parity.told
+    assert (parity.passed, parity.precision) == (True, "fp16"), parity.gate_advice
     worst = max(most for chain in parity.chains for most in chain.states["h"].tensor.most)
     assert worst > 1e-4, "by fp32's it would fail"
     parity = verified(Outside("lstm", edit=halved, wrong="layers upside down"), tmp_path, segments=12)
-    assert re.match(LATER, parity.told)
+    assert re.match(LATER, parity.gate_advice)
 
 
 def _arrays(folder: Path, **arrays: np.ndarray) -> Path:

@@ -1,4 +1,4 @@
-"""What is said of a foreign file: sequences, positions, how long a change lasts, what is dead, and what comes next."""
+"""Descriptions of foreign files: sequences, positions, how long a change lasts, what is dead, and what comes next."""
 
 from __future__ import annotations
 

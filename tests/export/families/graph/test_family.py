@@ -50,7 +50,7 @@ def written(case: Case, folder: Path) -> Path:
 
 
 def by_hand(path: Path, manifest: Any, given: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What the file returns with its states fed back, by the bundle's names; states begin as zeros."""
+    """Run the file with its states fed back, results by the bundle's names; states begin as zeros."""
     session = onnxruntime.InferenceSession(str(path))
     pairs: dict[str, str] = {name: output for name, output in manifest.family["states"].items() if output}
     fixed = {name: np.array(value) for name, value in manifest.family["fix"].items()}

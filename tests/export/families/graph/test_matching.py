@@ -11,7 +11,7 @@ import pytest
 from torch import nn
 from txl_export import InputSpec, StateSpec, StepSpec
 from txl_export.families.graph.against_module import _step
-from txl_export.families.graph.matching import Said, Wiring, _guess, match
+from txl_export.families.graph.matching import FileOptions, Wiring, _guess, match
 from txl_export.families.graph.take.reading import Foreign, Port
 from txl_runtime.errors import CheckError, UsageError
 
@@ -44,7 +44,7 @@ def matched(foreign: Foreign, more: bool = False, **options: Any) -> Wiring:
     step = _step(SPEC)
     if more:  # as of a bundle, which need not have the file's states
         step = type(step)("the bundle", {name: step.takes[name] for name in ("x", "ids")}, ["h"], step.gives, True)
-    return match(foreign, step, Said(**({"rename": {}, "pairs": {}, "given": {}} | options)))
+    return match(foreign, step, FileOptions(**({"rename": {}, "pairs": {}, "given": {}} | options)))
 
 
 def test_equal_names_are_one_thing_and_sizes_say_how_many_sequences_and_positions_there_are() -> None:

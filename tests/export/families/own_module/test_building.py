@@ -1,4 +1,4 @@
-"""What is written of a user's step: programs, tables, and one weight file in which nothing stands twice."""
+"""Files written of a user's step: programs, tables, and one weight file in which nothing stands twice."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def mixer() -> StepSpec:
 
 
 def positions_of(spec: StepSpec, tokens: np.ndarray, resets: dict[int, int]) -> np.ndarray:
-    """What a module returns for [B, T], position by position; the states of a row are fresh at its position."""
+    """Run a module on [B, T] position by position; the states of a row are fresh at its position in `resets`."""
     eager, found = Eager(spec), []
     states = dict(fresh_states(spec, len(tokens)))
     for position in range(tokens.shape[1]):
@@ -93,6 +93,7 @@ def test_the_tables_have_positions_behind_sequences_and_the_graphs_any_batch(bun
     assert [entry.shape for entry in manifest.outputs] == [("B", "L", 9)]
     assert [(one.segment_length, one.open_batch) for one in manifest.programs] == [(LENGTH, True), (1, True)]
     assert manifest.lengths == "exact"
+    assert manifest.stepwise == LENGTH
 
 
 def test_a_state_in_an_attribute_runs_through_a_segment() -> None:
@@ -180,3 +181,27 @@ def test_a_file_of_one_position_has_segments_too(tmp_path: Path) -> None:
     for position in range(LENGTH):
         held = np.tanh(x[:, position] + held)
         assert np.abs(found[:, position] - held).max() < 1e-5
+
+
+def test_a_file_of_tokens_says_that_its_segments_are_steps(tmp_path: Path) -> None:
+    """y = h' @ w with h' = tanh(table[token] + h); the segments that `stepwise` speaks of are run, too."""
+    draws = np.random.default_rng(0)
+    table, out = (draws.standard_normal(size, np.float32) for size in ((9, 4), (4, 9)))
+    nodes = [
+        helper.make_node("Gather", ["table", "token"], ["row"]),
+        helper.make_node("Add", ["row", "h"], ["sum"]),
+        helper.make_node("Tanh", ["sum"], ["h_out"]),
+        helper.make_node("MatMul", ["h_out", "w"], ["y"]),
+    ]
+    given = [small_graphs.value("token", ("b",), onnx.TensorProto.INT64), small_graphs.value("h", ("b", 4))]
+    made = [small_graphs.value("y", ("b", 9)), small_graphs.value("h_out", ("b", 4))]
+    tables = [onnx.numpy_helper.from_array(one, name) for one, name in ((table, "table"), (out, "w"))]
+    graph = small_graphs.model(nodes, given, made, tables)
+    onnx.save(graph, tmp_path / "words.onnx")
+    bundle = tmp_path / "words.txl"
+    txl_export.export(tmp_path / "words.onnx", bundle, segment_length=[5, 4, 3, 2, 1], batch_size=1, verify=False)
+    model, tokens = load(bundle, "cpu"), draws.integers(0, 9, (1, 5))
+    assert model.manifest.stepwise == 5
+    segment, steps = model.stream().step(tokens), model.stream()
+    single = np.concatenate([steps.step(tokens[:, at, None]) for at in range(5)], 1)
+    assert np.abs(segment - single).max() < 1e-5

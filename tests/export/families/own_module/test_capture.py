@@ -120,6 +120,15 @@ def test_the_first_route_whose_graph_runs_is_taken(change, route, capfd):
     assert all(output.shape is not None and output.dtype is not None for node in graph for output in node.outputs)
 
 
+def test_constants_that_are_nearly_0_or_1_stay_in_the_graph_and_exact_ones_leave_it():
+    def divides(cell, x, h):
+        return (x / (x.square().sum(1, keepdim=True) + 1e-8) + 0) * 1.000001
+
+    graph = captured(Cell(divides)).model.graph
+    kinds = [node.op_type for node in graph]
+    assert (kinds.count("Add"), kinds.count("Mul")) == (1, 1)
+
+
 def test_a_cache_on_the_module_holds_no_traced_tensor_afterwards():
     module = Cell(keeps_a_table)
     captured(module)

@@ -1,4 +1,4 @@
-"""Why a step cannot be captured is told after one attempt, with the user's line, and says what to do."""
+"""A step that cannot be captured is refused after one attempt, with the user's line, and with what to do."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ X, H = [InputSpec("x", ("B", 4))], [StateSpec("h", ("B", 4))]
 
 
 def refused(module, tmp_path, states=H, **options):
-    """What is said of a module that no route captures, and how often torch.export tried."""
+    """Return the message on a module that no route captures, and the number of attempts by torch.export."""
     spec = StepSpec(module, X, states, ["y"], **options)
     with pytest.raises(CaptureError) as caught:
         write_step(tmp_path, make_plan(spec, 2, (), Silent()), "fp32", "auto", Silent())
@@ -228,7 +228,7 @@ def test_a_node_that_no_graph_may_have_is_told_with_the_line_that_it_comes_from(
 
     monkeypatch.setattr(graph_check, "_returned", returned)
     said = refused(Chooses("a sine"), tmp_path)
-    assert "its graph has no good reason at Sin ['" in said
+    assert "its graph has no good reason at Sin, expected one (test_diagnosis.py:" in said, "without a name of its own"
     assert "(test_diagnosis.py:" in said
     assert "x.sin().sum())" in said
 

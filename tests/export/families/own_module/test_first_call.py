@@ -1,4 +1,4 @@
-"""What a module does to its weights at its first call is done once; what depends on its inputs stays refused."""
+"""A module's change of its weights at its first call is done once; one that depends on its inputs stays refused."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from txl_export.families.own_module.spec import InputSpec, OutputSpec, StateSpec
 BATCH, INPUTS, HIDDEN, LAYERS, STEPS = 3, 6, 16, 2, 10_000
 LIMIT = 1e-5
 SHARE = 0.01
-"""How often a sequence is reset: runs of a hundred steps, some of several hundred."""
+"""The share of steps that reset a sequence: runs of a hundred steps, some of several hundred."""
 
 
 class Recurrent(nn.Module):
@@ -48,7 +48,7 @@ def bundle(lstm: nn.LSTM, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def largest_error(lstm: nn.LSTM, bundle: Path, forget: int | None = None) -> float:
-    """Of outputs after every step and of states at the end; the reset after so many steps may be forgotten."""
+    """Return the largest error of all outputs and of the last states; the resets of step `forget` may be left out."""
     draws = np.random.default_rng(0)
     observations = draws.standard_normal((STEPS, BATCH, INPUTS), np.float32)
     resets = draws.random((STEPS, BATCH)) < SHARE

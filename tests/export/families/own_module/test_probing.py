@@ -1,4 +1,4 @@
-"""What a module does is looked at before a graph is made of it; what no step does is refused in one line."""
+"""A module is tried before a graph is made of it; what no step does is refused in one line."""
 
 from __future__ import annotations
 
@@ -489,6 +489,14 @@ def test_a_state_that_changes_nothing_is_told():
     spec = replace(small_steps.ahead(), step=lambda module, given, states: _without_bank(module, given, states))
     plan = plan_of(spec)
     assert plan.warnings == ("state bank changes no output of the segments that were tried; look whether it is needed",)
+
+
+def test_a_state_that_only_late_segments_read_is_not_told():
+    def forward(self, x, older, count):
+        return x + torch.where(count > 9, older, 0), older + x, count + 1
+
+    states = [StateSpec("older", ("B", 4)), StateSpec("count", ("B", 1))]
+    assert plan_of(replace(spec_of(forward), states=states)).warnings == ()
 
 
 def _without_bank(module, given, states):

@@ -78,7 +78,7 @@ def saved(module: nn.Module, path: Path) -> Path:
 
 
 def spec_of(path: Path, folder: Path) -> StepSpec:
-    """What the skeleton of an archive gives, run as it is written."""
+    """Return the step of an archive's skeleton, run as it is written."""
     _, loaded = load(path)
     file = folder / f"made_of_{path.stem}.py"
     file.write_text(skeleton(loaded.content, loaded.classes, path.name))

@@ -1,4 +1,4 @@
-"""Which shapes states take on the way from the start."""
+"""The shapes that states take on the way from the start."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def leaks(graph: onnx.GraphProto) -> None:
 
 
 def moves_idle_rows(graph: onnx.GraphProto) -> None:
-    """What is kept of idle sequences is rounded."""
+    """Round the states that are kept of idle sequences."""
     aside = before(graph, "state.c.out")
     constant(graph, "nearly", np.float32(1 - 1e-6))
     graph.node.append(helper.make_node("Mul", [aside, "nearly"], ["state.c.out"]))

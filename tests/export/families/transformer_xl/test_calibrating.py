@@ -1,4 +1,4 @@
-"""What int4 is fitted to: the first part of a text, which judges nothing, and each row of inputs once."""
+"""int4 is fitted to the first part of a text, which judges nothing, and to each row of inputs once."""
 
 from __future__ import annotations
 
@@ -78,13 +78,13 @@ def test_one_matrix_that_is_not_kept_is_fitted():
 
 
 def test_every_row_of_a_lane_counts_once_for_queries_and_once_for_keys(monkeypatch):
-    monkeypatch.setattr(calibrating, "READ", 800)
+    monkeypatch.setattr(calibrating, "READ", 130 * LANES)
     model, heard = prepared(drawn(40_000))
-    tokens = drawn(1000, seed=3)
+    tokens = drawn(130 * LANES + 40, seed=3)
     found = gather_inputs(model.builder.reference(), tokens, heard)
     assert len(found) == 8, "four matrices in each of two layers"
-    starts = range(0, 16 * 62, 62)
-    read = np.concatenate([tokens[start : start + 800 // LANES] for start in starts])
+    starts = range(0, 132 * LANES, 132)
+    read = np.concatenate([tokens[start : start + 130] for start in starts])
     weights = model.builder.weights["embedding.tables.0"].double()[torch.from_numpy(read).long()]
     rows = weights * model.builder.config.embedding_scale
     assert torch.allclose(found[QUERIES], 2 * rows.T @ rows, rtol=1e-12)

@@ -1,4 +1,4 @@
-"""What the reference promises whatever the weights: memory, window, clamp and ties do what their names say.
+"""Promises of the reference for any weights: memory, window, clamp and ties do what their names say.
 
 That its numbers are the originals' is `test_code_bases.py`'s business.
 """

@@ -42,6 +42,10 @@ CASES: dict[str, dict[str, Any]] = {
     "zeros": {"memory_start": "zeros"},
     "zeros, pre-norm": {"memory_start": "zeros", "pre_lnorm": True, "attention_bias": True},
     "zeros, window": {"memory_start": "zeros", "window": 5, "attention_bias": True},
+    "single steps": {"single_steps": 4},
+    "single steps, longer segments, clamp": {"single_steps": 2, "clamp_length": 3},
+    "single steps, segment window, zeros": {"single_steps": 2, "segment_window": True, "memory_start": "zeros"},
+    "single steps, memory shorter than a segment": {"single_steps": 4, "memory_length": 2},
     "learned distances": {"attn_type": 1},
     "learned distances, pre-norm": {"attn_type": 1, "pre_lnorm": True},
     "learned distances, window and clamp": {"attn_type": 1, "window": 6, "clamp_length": 5},
@@ -60,7 +64,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(autouse=True)
 def _in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is computed in float32 at least is computed in float64; the sinusoids stay those of float32."""
+    """Compute in float64 what is in float32 at least; the sinusoids stay those of float32."""
     narrow = Tensor.float
     monkeypatch.setattr(network, "sinusoid", lambda *sizes: sinusoid(*sizes).double())
     monkeypatch.setattr(Tensor, "float", lambda tensor: tensor if tensor.dtype == torch.float64 else narrow(tensor))

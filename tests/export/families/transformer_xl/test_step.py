@@ -53,6 +53,11 @@ CASES: dict[str, dict[str, Any]] = {
     "approximate gelu, no output bias": {"activation": "gelu_tanh", "softmax_bias": False},
     "segment window": {"segment_window": True},
     "segment window, short memory": {"segment_window": True, "memory_length": 3},
+    "single steps": {"single_steps": 4},
+    "single steps, longer segments": {"single_steps": 2, "pre_lnorm": True},
+    "single steps, zeros": {"single_steps": 2, "memory_start": "zeros"},
+    "single steps, segment window": {"single_steps": 2, "segment_window": True},
+    "single steps, learned distances": {"single_steps": 3, "attn_type": 1, "position_rows": 9, "clamp_length": 3},
     "learned distances": {"attn_type": 1, "position_rows": 9},
     "learned distances, pre-norm, window": {"attn_type": 1, "position_rows": 9, "pre_lnorm": True, "window": 5},
     "learned distances, clamp, biases": {"attn_type": 1, "position_rows": 9, "clamp_length": 3, "attention_bias": True},
@@ -150,6 +155,14 @@ def test_the_step_is_the_reference_with_an_output_table_of_its_own():
 def test_a_step_of_another_model_is_not_the_reference(changes):
     both, other = Both(window=7, clamp_length=4), Both(**({"window": 7, "clamp_length": 4} | changes))
     both.reference, both.in_graph_layout = other.reference, other.in_graph_layout
+    with pytest.raises(AssertionError):
+        run(both)
+
+
+@pytest.mark.parametrize("wrong", [None, 2])
+def test_a_step_of_other_single_steps_is_not_the_reference(wrong):
+    both, other = Both(single_steps=4), Both(single_steps=wrong)
+    both.reference = other.reference
     with pytest.raises(AssertionError):
         run(both)
 

@@ -1,4 +1,4 @@
-"""What a pass makes: constants that are shared, names of their own, and results of a graph that stay results."""
+"""Nodes that a pass makes: constants that are shared, names of their own, and results of a graph that stay results."""
 
 from __future__ import annotations
 

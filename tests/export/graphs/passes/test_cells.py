@@ -18,7 +18,7 @@ from txl_export.graphs.settling import infer_shapes
 from txl_export.graphs.tracing import quiet
 
 CLOSE = 2e-6
-"""Of float32 values between -1 and 1."""
+"""The largest difference of float32 values between -1 and 1."""
 ORDER = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2), "RNN": (0,)}
 """Torch's gates in the order of the standard."""
 STATES = {"LSTM": ("h", "c"), "GRU": ("h",), "RNN": ("h",)}
@@ -87,7 +87,7 @@ def run(model, values):
 
 
 def of_torch(module, values):
-    """What torch computes of the same."""
+    """Return torch's results for the same."""
     x, *states = (torch.from_numpy(one) for one in values.values())
     with torch.no_grad():
         y, after = module(x[None], tuple(states) if len(states) > 1 else states[0])

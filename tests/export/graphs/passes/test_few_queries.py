@@ -125,7 +125,7 @@ def run(model: ir.Model, given: list[Tensor]) -> list[np.ndarray]:
 
 
 def rows_multiplied(model: ir.Model) -> list[int]:
-    """How many remembered rows each product with a weight multiplies."""
+    """Return the number of remembered rows that each product with a weight multiplies."""
     products = [product_of(node.outputs[0]) for node in model.graph if node.op_type in ("MatMul", "Gemm")]
     counted = [sizes_of(product.rows)[:-1] for product in products if product is not None]
     return [max((size for size in found if isinstance(size, int)), default=1) for found in counted]

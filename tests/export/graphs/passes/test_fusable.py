@@ -1,4 +1,4 @@
-"""What ONNX Runtime can make one operator of is written so that it does, and computes the same."""
+"""Operators that ONNX Runtime can make one of are written so that it does, and compute the same."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_it_is_one_operator_of_onnx_runtime(module, operator, tmp_path: Path):
 
 
 def fused(module: nn.Module, x: torch.Tensor, width: int, folder: Path) -> tuple[np.ndarray, set[str]]:
-    """What ONNX Runtime computes, and the operators that it computes it with."""
+    """Return the results of ONNX Runtime, and the operators that it computes them with."""
     with quiet(), torch.no_grad():
         program = torch.onnx.export(module, (x,), dynamo=True, opset_version=18, verbose=False)
     assert program is not None

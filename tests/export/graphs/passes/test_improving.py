@@ -1,4 +1,4 @@
-"""What the passes make of graphs that they cannot expect: the same numbers, and no value of another's name."""
+"""Passes on graphs that they cannot expect: the same numbers, and no value of another's name."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_a_graph_may_be_deeper_than_functions_can_call_themselves():
 
 @pytest.mark.parametrize("quantised", [False, True])
 def test_a_graph_with_quantisers_keeps_its_operators(quantised: bool):
-    """What a pass rounds differently by 1e-7 would be a step of the quantiser behind it."""
+    """A pass that rounds differently by 1e-7 would change a step of the quantiser behind it."""
     behind = "b, s, z = DynamicQuantizeLinear(h) y = DequantizeLinear(b, s, z)" if quantised else "y = Neg(h)"
     text = f"""step (float[1, 1, 4] x) => (float[1, 1, 3] y) {{
         a, h = GRU<hidden_size = 3>(x, w, r, , , first)

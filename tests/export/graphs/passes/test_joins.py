@@ -1,4 +1,4 @@
-"""What only moves numbers along an axis reads the values that they come from: the same bits, by fewer operators."""
+"""Operators that only move numbers along an axis read the values that these come from: same bits, fewer operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What passes ask of values is answered in one way, whatever form a node has."""
+"""Questions of passes about values have one answer, whatever form a node has."""
 
 from __future__ import annotations
 

@@ -24,15 +24,16 @@ from stand_ins.onnxruntime import load_with
 from stand_ins.tensorrt import VERSIONS, fake
 from txl_engines import build_bundle, given_weights
 from txl_runtime import BackendError, BundleError, load
+from txl_runtime.bundle.engines.files import engine_facts, find_engines
+from txl_runtime.bundle.engines.sidecar import differences
 from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.device import onnxruntime_cuda
 from txl_runtime.device.backend import DeviceBackend
 from txl_runtime.device.cuda import Queue
-from txl_runtime.device.engines import files as engine_files
-from txl_runtime.device.engines.files import check_identity, find_engines
+from txl_runtime.device.engines import fitting
+from txl_runtime.device.engines.fitting import check_identity
 from txl_runtime.device.engines.library import Library
 from txl_runtime.device.engines.opening import load_engines, open_engines
-from txl_runtime.device.engines.sidecar import differences
 from txl_runtime.device.gpu import platform_name
 
 pytestmark = pytest.mark.device
@@ -73,8 +74,8 @@ def built(tmp_path_factory):
 @pytest.fixture
 def here(monkeypatch):
     """A machine with a GPU, as far as files are concerned."""
-    monkeypatch.setattr(engine_files, "gpu_name", lambda: GPU)
-    monkeypatch.setattr(engine_files, "gpu_model", lambda: MODEL)
+    monkeypatch.setattr(fitting, "gpu_name", lambda: GPU)
+    monkeypatch.setattr(fitting, "gpu_model", lambda: MODEL)
 
 
 def loaded(path: Path, change: Callable[[Any], object] = id) -> DeviceBackend:
@@ -137,7 +138,7 @@ def compared(path: Path, backend: DeviceBackend, monkeypatch: pytest.MonkeyPatch
 
 
 def calls_of_a_step(stream: Any, cuda: FakeDriver) -> dict[str, int]:
-    """What a step asks of the driver, but for contexts."""
+    """Count the calls that a step makes of the driver, but for contexts."""
     before = cuda.calls.copy()
     stream.step(np.ones((B, 1), int))
     return {name: count for name, count in (cuda.calls - before).items() if not name.startswith("cuCtx")}
@@ -167,12 +168,10 @@ def test_engines_that_were_built_in_an_older_way_run_as_they_did_and_are_named(
     assert set(stream.loop.recorded.values()) == {"by the engine"}
     assert set(seen.graphs) == {"WHOLE_GRAPH_CAPTURE"}
     assert "engines were built in an older way and record themselves: l" in backend.description
-    facts = [
-        engine_files.engine_facts(engine.sidecar)["recorded_by"] for engine in find_engines(open_bundle(path), "rtx")
-    ]
+    facts = [engine_facts(engine.sidecar)["recorded_by"] for engine in find_engines(open_bundle(path), "rtx")]
     assert set(facts) == {"engine"}
     newer = find_engines(open_bundle(built(update)), "rtx")
-    assert {engine_files.engine_facts(engine.sidecar)["recorded_by"] for engine in newer} == {"loop"}
+    assert {engine_facts(engine.sidecar)["recorded_by"] for engine in newer} == {"loop"}
 
 
 @both
@@ -300,7 +299,7 @@ def test_a_call_that_goes_wrong_is_an_error_and_changes_nothing(built, here, mon
     ours = load_with(built("ring"), backend, monkeypatch).stream()
     theirs = load(built("ring"), backend="cpu", update="ring").stream()
     draws = np.random.default_rng(0)
-    # Of a program that has run only the run can go wrong.
+    # Once a program has run, only the run can go wrong.
     for columns in (1, 1, 4, 4, 2) if wrong.startswith("run") else (1, 4):
         tokens = draws.integers(0, V, (B, columns))
         faults.append(wrong)
@@ -355,14 +354,14 @@ def test_an_engine_of_another_version_is_refused_by_name(built, here):
 
 
 def test_an_engine_for_another_gpu_is_refused_by_name(built, monkeypatch):
-    monkeypatch.setattr(engine_files, "gpu_name", lambda: "Fake, SM 120")
+    monkeypatch.setattr(fitting, "gpu_name", lambda: "Fake, SM 120")
     assert "was built for SM 86, the GPU here is SM 120" in refusal(built("ring"))
 
 
 def test_engines_of_rtx_run_under_another_system_and_those_of_tensorrt_do_not(built, here, tmp_path, monkeypatch):
     """NVIDIA says so: built on a Linux server, shipped to PCs with Windows. 0.8.0 wrote a platform to either."""
     rtx, tensorrt = built("ring"), as_tensorrt(built("ring"), tmp_path / "tensorrt.txl", "10.3.0", MODEL)
-    monkeypatch.setattr(engine_files, "platform_name", lambda: "win32-amd64")
+    monkeypatch.setattr(fitting, "platform_name", lambda: "win32-amd64")
     engine = find_engines(open_bundle(rtx), "rtx")[0]
     assert engine.sidecar.identity.platform == "any"
     of_before = msgspec.structs.replace(engine.sidecar.identity, platform=platform_name())
@@ -379,12 +378,12 @@ def test_an_engine_of_a_gpu_of_another_size_is_refused_though_it_has_the_same_na
     path = as_tensorrt(built("ring"), tmp_path / "new.txl", "10.3.0", large)
     old = as_tensorrt(built("ring"), tmp_path / "old.txl", "10.3.0", "Orin, SM 87")
     for here in (large, small):
-        monkeypatch.setattr(engine_files, "gpu_model", lambda here=here: here)
+        monkeypatch.setattr(fitting, "gpu_model", lambda here=here: here)
         check_identity(open_bundle(old), find_engines(open_bundle(old), "tensorrt")[0], "10.3.0", "tensorrt")
     assert f"was built on {large}, here is {small}, and it fits one GPU only" in refusal(path, "10.3.0", "tensorrt")
-    monkeypatch.setattr(engine_files, "gpu_model", lambda: "Orin, SM 8, 16 multiprocessors")
+    monkeypatch.setattr(fitting, "gpu_model", lambda: "Orin, SM 8, 16 multiprocessors")
     assert "was built on Orin, SM 87, here is Orin, SM 8, 16" in refusal(old, "10.3.0", "tensorrt")
-    monkeypatch.setattr(engine_files, "gpu_model", lambda: None)
+    monkeypatch.setattr(fitting, "gpu_model", lambda: None)
     assert "was built on Orin, SM 87, here is no known GPU" in refusal(old, "10.3.0", "tensorrt")
 
 

@@ -11,8 +11,8 @@ from frozen import frozen
 from resealing import copied
 from stand_ins.driver import FakeDriver
 from stand_ins.engine import open_fake_device
+from txl_runtime.bundle.engines.sidecar import GivenWeight
 from txl_runtime.bundle.reading import Bundle, open_bundle
-from txl_runtime.device.engines.sidecar import GivenWeight
 from txl_runtime.device.engines.weights import SharedWeights
 from txl_runtime.errors import BackendError, BundleError
 

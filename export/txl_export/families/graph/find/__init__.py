@@ -1,1 +1,1 @@
-"""Find what a foreign graph remembers: its states, its axes, and sizes with which it runs."""
+"""Finds the states of an ONNX graph, its axes, and sizes with which it runs."""

@@ -1,7 +1,8 @@
-"""Which axes of a graph's inputs and outputs are one, and what its nodes say of them: positions, sequences, sizes.
+"""Finds axes of inputs and outputs that belong together, and whether they are positions, sequences or a fixed size.
 
-Each axis of an input is followed forward: x [8, 1, 6] that an LSTM reads has positions on axis 0 and sequences on axis
-1, and so has y [8, 1, 2] behind it. Axes that an operator joins, as when h [1, 16] is added to what x became, are one.
+The axes of each input are followed through the nodes. If an LSTM reads x [8, 1, 6], axis 0 of x is positions and axis 1
+sequences; the same holds for axes 0 and 1 of an output y [8, 1, 2] that follows the LSTM. Axes that an operator aligns
+belong together, e.g. those of h [1, 16] and of x if h is added to a value computed from x.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from txl_export.families.graph.take.worker import WHOLE
 
 KINDS = ("positions", "sequences")
 Dim = tuple[Any, tuple[int, ...]]
-"""A size, a symbol, or None where it is not known; and the inputs' axes that it was made of, by their numbers."""
+"""An axis of a value: its size (number, symbol, or None if unknown), and numbers of the input axes it came from."""
 Dims = list[Dim]
 
 
 @dataclass
 class Kinds:
-    """The axes that nodes speak of, each as the name of an input or output with its number.
+    """The axes that nodes determine, by the name of an input or output.
 
     Attributes:
-        positions, sequences: where a recurrent operator has them, else a convolution.
-        sizes: of axes that a weight decides.
-        alike: axes that are one have one number.
+        positions, sequences: the axis of positions and of sequences: recurrent operators decide, else convolutions.
+        sizes: the size of an axis that a weight determines.
+        alike: a number for each axis; axes that belong together have the same number.
     """
 
     positions: dict[str, int] = field(default_factory=dict)
@@ -44,11 +45,11 @@ class Kinds:
 
 def read_axes(graph: ir.Graph, inputs: Sequence[ir.Value]) -> Kinds:
     """Follow the axes of a graph's inputs through its nodes."""
-    return _Follow(graph, inputs).found()
+    return _Follow(graph, inputs).kinds()
 
 
 class _Follow:
-    """Knows the axes of each value. The axes of inputs have numbers, and those that are one have one root."""
+    """Tracks the axes of each value. The axes of inputs are numbered; a union-find joins axes that belong together."""
 
     def __init__(self, graph: ir.Graph, inputs: Sequence[ir.Value]) -> None:
         self._one, self._own, self._sizes = list[int](), list[Any](), dict[int, int]()
@@ -61,8 +62,8 @@ class _Follow:
         self._ends = [*inputs, *graph.outputs]
         self._graph(graph)
 
-    def found(self) -> Kinds:
-        """See `read_axes`."""
+    def kinds(self) -> Kinds:
+        """Return the result for `read_axes`."""
         kinds, roots = Kinds(), {label: {*map(self._root, axes)} for label, axes in self._labels.items()}
         strong = {root for kind in KINDS for root in roots.get(kind, ())}
         weak = {"positions": strong | roots.get("weak sequences", set()), "sequences": strong}
@@ -80,7 +81,7 @@ class _Follow:
                         getattr(kinds, kind).setdefault(name, axes[0])
         return kinds
 
-    # ---- axes that are one
+    # ---- joining axes
 
     def _root(self, axis: int) -> int:
         while self._one[axis] != axis:
@@ -88,7 +89,7 @@ class _Follow:
         return axis
 
     def _join(self, one: Dim, two: Dim) -> Dim:
-        """Make one axis of two of one size; where one is repeated along the other, the other."""
+        """Join two axes of equal size and return the joint axis; if one has size 1, return the other."""
         if one[0] == 1 or two[0] == 1:
             return two if one[0] == 1 and (two[0] != 1 or not one[1]) else one
         if isinstance(one[0], int) and isinstance(two[0], int) and one[0] != two[0]:
@@ -103,7 +104,7 @@ class _Follow:
             self._labels[kind].add(dim[1][0])
 
     def _fix(self, dim: Dim, size: Any) -> None:
-        """Note a size that a weight decides, of an axis that is still as long as the input's."""
+        """Record a size that a weight determines, for an axis whose size has not changed since the input."""
         if len(dim[1]) == 1 and dim[0] is not None and isinstance(size, int):
             self._sizes[dim[1][0]] = size
 
@@ -119,20 +120,20 @@ class _Follow:
                             self._known[value] = dims
             elif (node.domain in ("", "ai.onnx") or node.op_type in WHOLE) and node.op_type not in _OTHERS:
                 given = [self._of(value) for value in node.inputs]
-                with contextlib.suppress(Exception):  # of a node whose parts do not fit together nothing is known
+                with contextlib.suppress(Exception):  # a node whose parts do not fit together yields nothing
                     if given[0] is not None:
                         results = _RULES.get(node.op_type, _Follow._same)(self, node, given)
-                        if max(map(len, results)) <= MOST_AXES:  # a stranger's Gathers may double them each
+                        if max(map(len, results)) <= MOST_AXES:  # a malicious Gather can double them
                             self._known.update(zip(node.outputs, results, strict=False))
 
     def _of(self, value: ir.Value | None) -> Dims | None:
-        """The axes of a value; None where nothing is known of them."""
+        """Return the axes of a value; None if nothing is known."""
         if value is None or value.const_value is None:
             return None if value is None else self._known.get(value)
         return [(size, ()) for size in value.const_value.shape.numpy()]
 
     def _same(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
-        """Operators that work on each number, repeating what is short; the first input has the axes of a norm."""
+        """Handle elementwise operators, which broadcast; a normalisation has the axes of its first input."""
         known = [dims for dims in given[: 1 if "Normalization" in node.op_type else None] if dims is not None]
         result: Dims = [(1, ())] * max(map(len, known))
         for dims in known:
@@ -154,7 +155,7 @@ class _Follow:
         return [[batch, time, ways, size] if late else [time, ways, batch, size], last, last]
 
     def _carried(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
-        """LinearAttention of x [B, L, numbers] and CausalConvWithState of x [B, channels, L], each with a state."""
+        """Handle LinearAttention of x [B, L, numbers] and CausalConvWithState of x [B, channels, L]."""
         attention, x = node.op_type == "LinearAttention", [*given[0]]
         for dims in filter(None, given[1:] if attention else given[3:]):
             x[0] = self._join(x[0], dims[0])
@@ -165,7 +166,7 @@ class _Follow:
         return [[*x[:2], (None, ())] if attention else x, *([x[0], *past[1:]] for past in given[3:4] if past)]
 
     def _convolution(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
-        """A convolution says it weakly: it may run over frames that were made of a call's samples, or over bands."""
+        """Handle a convolution, which is weak evidence: its axis may be frames cut from samples, or frequency bands."""
         x, channels = given[0], given[0][1]
         steps = [*node.attributes.get_ints("strides", ())] or [1] * (len(x) - 2)
         if node.op_type.startswith("Conv"):
@@ -181,7 +182,7 @@ class _Follow:
         ]
 
     def _sum(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
-        """A sum over what came before runs along positions."""
+        """Handle CumSum: it runs along positions (weak evidence)."""
         self._label("weak positions", given[0][(numbers(node.inputs[1]) or [])[0]])
         return [given[0]]
 
@@ -218,7 +219,7 @@ class _Follow:
         return [[(1, ()) if at in gone else dim for at, dim in enumerate(dims) if kept or at not in gone]]
 
     def _joined(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
-        """Along the axis that parts stand on, what was new goes on: it stands behind a cache."""
+        """Handle Concat: the joined axis continues the last part's, because new positions follow a cache."""
         known = [dims for dims in given if dims]
         along = (node.attributes.get_int("axis", 0) or 0) % len(known[0])
         apart = [[dim for at, dim in enumerate(dims) if at != along] for dims in known]
@@ -226,7 +227,7 @@ class _Follow:
         return [[*result[:along], (None, known[-1][along][1]), *result[along:]]]
 
     def _cut(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
-        """Some axes have another size than before."""
+        """Handle operators that change the size of some axes."""
         dims, axes = [*given[0]], [node.attributes.get_int("axis", 0) or 0]
         if node.op_type == "Slice":
             starts, axes = (numbers((*node.inputs, None, None, None)[at]) or [] for at in (1, 3))
@@ -243,7 +244,7 @@ class _Follow:
         return [[*dims[:axis], *places, *dims[axis + 1 :]]]
 
     def _reshaped(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
-        """Example: [8, 1, 10] as [-1, 10] has 8 and 1 in one axis, which [8, 1, 2] behind it parts again."""
+        """Handle Reshape: [8, 1, 10] to [-1, 10] merges axes, which a later Reshape to [8, 1, 2] splits."""
         dims, target = given[0], numbers(node.inputs[1]) or []
         apart = [[(self._own[axis], (axis,)) for axis in dim[1]] if len(dim[1]) > 1 else [dim] for dim in dims]
         units = [unit for each in apart for unit in each]
@@ -257,7 +258,7 @@ class _Follow:
 
 
 def _taken(wanted: Sequence[Any], units: Dims) -> Dims:
-    """The axes that the first sizes of a Reshape are made of, up to one that cannot be told; they are taken away."""
+    """Match the first sizes of a Reshape with axes up to one that is unclear; remove these axes from `units`."""
     found = Dims()
     for size in wanted:
         count = next((n for n in range(1, len(units) + 1) if _size(units[:n]) == size), 0)
@@ -269,7 +270,7 @@ def _taken(wanted: Sequence[Any], units: Dims) -> Dims:
 
 
 def _size(units: Sequence[Dim]) -> Any:
-    """The numbers that axes have together; a symbol where there is one alone."""
+    """Return the product of the sizes of axes; a single symbol for one axis; None if unknown."""
     sizes = [size for size, _ in units]
     return sizes[0] if len(sizes) == 1 else prod(sizes) if all(isinstance(size, int) for size in sizes) else None
 
@@ -279,7 +280,7 @@ def _axes_of(units: Sequence[Dim]) -> tuple[int, ...]:
 
 
 def _axes(node: ir.Node) -> list[int]:
-    """The axes that a node is given, as attributes or, since opset 13, as an input."""
+    """Return the axes that a node names: attributes, or since opset 13 an input."""
     one = node.attributes.get_int("axis", None)
     return [*node.attributes.get_ints("axes", ())] or numbers((*node.inputs, None)[1]) or ([] if one is None else [one])
 
@@ -292,7 +293,7 @@ _OTHERS = frozenset(
         "Flatten STFT",
     )
 )
-"""Operators whose results' axes are not followed."""
+"""Operators whose axes are not followed."""
 _BY_RULE: Mapping[str, Callable[[_Follow, ir.Node, Sequence[Any]], list[Dims]]] = {
     "LSTM GRU RNN": _Follow._recurrence,
     "LinearAttention CausalConvWithState": _Follow._carried,

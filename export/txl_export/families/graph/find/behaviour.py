@@ -1,4 +1,4 @@
-"""Run a foreign graph along its axes and many times, for its sequences, positions, and how long a change lasts."""
+"""Runs a graph with changed inputs to find sequences and positions, and how many runs a change of a state lasts."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from txl_export.families.graph.find.trying import Inputs, other_than
 from txl_export.families.graph.take.running import RunError, Runner
 
 STEPS = 256
-"""Runs over which a change of a state is followed."""
+"""Maximum number of runs for which a change of a state is followed."""
 SECONDS = 4.0
-"""Processor time that following the changes of all states may take together."""
+"""Seconds of processor time for following changes of all states."""
 TOLD = 1e-6
-"""Results differ that are further apart than this, relative to the largest number: rounding is none."""
+"""Results differ if they are further apart than this, relative to the largest number; it is above rounding."""
 
 
 @dataclass(frozen=True)
 class Lasting:
-    """The runs after which a change of a state can still be told.
+    """The number of runs for which a change of a state shows in results.
 
     Attributes:
-        state: its input's name.
-        runs: the last run whose other results differ, counted from 1; 0 where none does, so that the state is dead.
-        followed: runs that were looked at.
-        itself: whether the state's own output differs still.
+        state: the name of its input.
+        runs: the last run in which other results differ, counted from 1; 0 if none does: the state has no effect.
+        followed: the number of runs that were made.
+        itself: whether the state's own output still differs.
     """
 
     state: str
@@ -40,22 +40,22 @@ class Lasting:
 
     @property
     def open(self) -> bool:
-        """The change could be told at the last run that was looked at."""
+        """True if the change still showed in the last run."""
         return 0 < self.runs == self.followed
 
 
 @dataclass
 class Axes:
-    """Axes of sequences and positions, each as the name of an input or output with the number of its axis.
+    """Axes of sequences and positions, by the name of an input or output.
 
     Attributes:
-        batch: where sequences stand; empty where that could not be found.
-        sequences: how many there are, None where any number runs.
-        independent: whether a sequence is what it would be without the others; None where there is but one.
-        reaching: inputs through which a sequence reaches another one.
-        segment: where positions stand that come one after the other.
-        positions: the same where an output has as many as an input, so that a chain of segments is a sequence.
-        lengths: sizes of the segment that run; empty where it is fixed.
+        batch: the axis of sequences; {} if it was not found.
+        sequences: the number of sequences; None if any number runs.
+        independent: whether a sequence gives the same results without the others; None if there is only one.
+        reaching: inputs through which a sequence changes results of other sequences.
+        segment: the axis of successive positions.
+        positions: the same axis, if an output has as many positions as an input, so that segments can be chained.
+        lengths: segment lengths that run; [] if the length is fixed.
     """
 
     batch: dict[str, int] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class Axes:
 
 
 class Behaviour:
-    """A graph with its states, run along chains; its first run was found."""
+    """Runs a graph with its states along chains; starts from inputs with which it runs."""
 
     def __init__(self, inputs: Inputs, runner: Runner, states: Sequence[State]) -> None:
         self._inputs, self._runner, self._states = inputs, runner, states
@@ -76,7 +76,7 @@ class Behaviour:
         self._returned = {state.output for state in states}
 
     def axes(self) -> Axes:
-        """Find sequences and positions: by the nodes, by the names of open sizes, then axis 0.
+        """Find the axes of sequences and positions: by nodes, else by names of open sizes, else axis 0.
 
         Raises:
             EndedError: see `Runner.run`.
@@ -105,16 +105,16 @@ class Behaviour:
         return found
 
     def lasting(self, told: Callable[[], None]) -> Iterable[Lasting]:
-        """Follow a change of each state over runs, where none grows with each run; `told` is called after each.
+        """Yield for each state how long a change of it lasts; nothing if a state grows. Calls `told` after each state.
 
         Raises:
             EndedError: see `Runner.run`.
         """
         if any(state.grows is not None for state in self._states):
             return
-        end = self._runner.left - min(SECONDS, self._runner.left * 0.8)
+        end = self._runner.seconds_left - min(SECONDS, self._runner.seconds_left * 0.8)
         for number, state in enumerate(self._states):
-            left = self._runner.left
+            left = self._runner.seconds_left
             yield self._follow(state, left - (left - end) / (len(self._states) - number))
             told()
 
@@ -125,20 +125,21 @@ class Behaviour:
         return [name for name in self._given if name not in states and self._inputs.varies(name)]
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of data, and of results that are no state."""
+        """Return the shapes of data inputs, and of results that are no states."""
         results = {name: array.shape for name, array in self._first.items() if name not in self._returned}
         return {name: self._given[name].shape for name in self._data()} | results
 
     def _fixed(self, places: Mapping[str, int]) -> dict[str, int]:
-        """Those axes of data and of results that are no state, where they have one size."""
+        """Return those of `places` that are axes of data or results, if all have one size; else {}."""
         shapes = self._shapes()
         found = {name: places[name] for name in shapes if name in places}
         return found if len({shapes[name][axis] for name, axis in found.items()}) == 1 else {}
 
     def _common(self, segment: Mapping[str, int]) -> int:
-        """Count sequences where neither a node nor a name says it: all data and all other results begin with as many.
+        """Return the number of sequences if neither a node nor a name shows it: the common first size of data and
+        results.
 
-        States have as many somewhere; of positions along the first axis, or frames, they have not.
+        States must have this size on some axis; otherwise the first axis is positions or frames, and the number is 1.
         """
         firsts = {shape[0] if shape and segment.get(name) != 0 else 1 for name, shape in self._shapes().items()}
         held = [self._given[state.input].shape for state in self._states]
@@ -146,13 +147,14 @@ class Behaviour:
         return common if not held or any(common in sizes for sizes in held) else 1
 
     def _come_back(self, axes: Axes) -> dict[str, int]:
-        """Axes of positions in data and results: only where something that is returned has as many of them."""
+        """Return the axes of positions in data and results, if some result has the same number of positions."""
         inner = {name for state in self._states for name in (state.input, state.output)}
         places, arrays = (
             {name: axis for name, axis in axes.segment.items() if name not in inner},
             self._given | self._first,
         )
-        if not places:  # of a graph that reads token ids: one of each sequence, or a fixed number
+        # a graph of token ids without further evidence: one position for each sequence, or a fixed number
+        if not places:
             for name in sorted(self._inputs.structure.rows.keys() & self._given.keys()):
                 shape = self._given[name].shape
                 others = [axis for axis in range(len(shape)) if axis != axes.batch.get(name, -1)]
@@ -165,7 +167,7 @@ class Behaviour:
         return places if len(counts) == 1 and places.keys() & self._first.keys() else {}
 
     def _moving(self, symbols: Sequence[str], size: int) -> dict[str, int] | None:
-        """The axes that have another size where symbols have this one; None where the graph does not run then."""
+        """Return the axes whose sizes change if symbols get this size; None if the graph does not run with it."""
         try:
             given = self._inputs.draw(0, dict.fromkeys(symbols, size))
             arrays, before = {**given, **self._runner.run(given)}, {**self._given, **self._first}
@@ -176,7 +178,7 @@ class Behaviour:
         return {name: axes[0] for name, axes in unlike.items() if axes}
 
     def _changed(self, name: str, axis: int) -> Arrays:
-        """Results where an input is another at the first place of an axis; none where the graph does not run then."""
+        """Return results for an input changed at index 0 of an axis; {} if the graph does not run with it."""
         feeds, at = {**self._given, name: self._given[name].copy()}, (slice(None),) * axis + (0,)
         feeds[name][at] = self._inputs.draw(1)[name][at]
         with contextlib.suppress(RunError):
@@ -184,12 +186,12 @@ class Behaviour:
         return {}
 
     def _reached(self, after: Arrays, output: str, axis: int) -> bool:
-        """Return whether a result has changed anywhere but at the first place."""
+        """Return whether a result changed at any index but 0 of an axis."""
         before, now, at = self._first[output], after[output], (slice(None),) * axis + (slice(1, None),)
         return axis >= before.ndim or before.shape != now.shape or _differ(before[at], now[at])
 
     def _sequences(self, found: Axes, count: int) -> None:
-        """Note whether the first sequence reaches the others, and through which inputs."""
+        """Record whether the first sequence influences the others, and through which inputs."""
         alike = self._inputs.structure.kinds.alike
         roots = {alike[place] for place in found.batch.items() if place in alike}
         for state in self._states:
@@ -212,11 +214,11 @@ class Behaviour:
     # ---- chains
 
     def _follow(self, state: State, end: float) -> Lasting:
-        """Follow a change while more than so much processor time is left, once at least."""
+        """Follow a change for at most `STEPS` runs, or until `end` seconds of processor time are left."""
         given = {each.input: self._given[each.input] for each in self._states}
         name, runs, followed, itself = state.input, 0, 0, True
         held = [given, {**given, name: other_than(given[name], self._inputs.draw(1)[name])}]
-        while followed < STEPS and (self._runner.left > end or not followed):
+        while followed < STEPS and (self._runner.seconds_left > end or not followed):
             feeds = self._inputs.draw(100 + followed)
             try:
                 results = [self._runner.run({**feeds, **states}) for states in held]
@@ -235,7 +237,7 @@ class Behaviour:
 
 
 def _differ(before: Array, after: Array) -> bool:
-    """Return whether two results are further apart than rounding takes them."""
+    """Return whether two results differ by more than rounding."""
     if before.dtype.kind != "f" or before.shape != after.shape:
         return not np.array_equal(before, after)
     scale = np.abs(before[np.isfinite(before)]).max(initial=1e-3)
@@ -243,9 +245,7 @@ def _differ(before: Array, after: Array) -> bool:
 
 
 def open_sizes(inputs: Inputs, states: Sequence[State], axes: Axes) -> dict[str, int]:
-    """Sizes that a file leaves open and that neither a weight decides nor are sequences or positions, with numbers that
-    ran.
-    """
+    """Return open sizes, with values that ran, that are no sequences, no positions and not determined by a weight."""
     grown = {state.input: state.grows for state in states}
     return {
         name_of_size(port.name, axis, size): inputs.given[port.name].shape[axis]
@@ -258,5 +258,5 @@ def open_sizes(inputs: Inputs, states: Sequence[State], axes: Axes) -> dict[str,
 
 
 def name_of_size(name: str, axis: int, symbol: str) -> str:
-    """Name an open size of an input: its symbol, or INPUT:AXIS where the file leaves it unnamed."""
+    """Return the name of an open size of an input: its symbol, or INPUT:AXIS if the file gives it no name."""
     return f"{name}:{axis}" if symbol.startswith("input ") else symbol

@@ -1,4 +1,4 @@
-"""Read from the names of an input and an output whether they are one state. One table holds every known word."""
+"""Reads from the names of an input and an output whether they are one state; holds all known words."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ LATER = frozenset(["new", "next", "present", "updated", "update", "curr", "curre
 EARLIER = frozenset(["old", "prev", "previous", "past", "last", "init", "initial"])
 SIDES = frozenset(["in", "out", "input", "output", "i", "o", "n", "ret", "return", "returned", "result", "res"])
 RETURNED = "r_"
-"""Before the name of what is returned, as WeNet and wekws write r_att_cache."""
+"""Prefix of returned states in WeNet and wekws, e.g. r_att_cache."""
 STATES = frozenset(
     re.findall(
         r"\w+",
@@ -26,24 +26,24 @@ DATA = frozenset(
     )
 )
 LAYERS = frozenset(("hidden", "states"))
-"""Words that together are what a layer hands to the next one, hardly what a call hands to the next."""
+"""Words that together name what a layer hands to the next layer: hardly a state between calls."""
 _CACHES = re.compile(r"(past|present)_?key_?values")
-"""Exporters of decoders call their caches so; the other side is called past or present alone."""
+"""Names of decoders' caches, e.g. past_key_values, whose counterpart may be called only "past" or "present"."""
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
 
 def likeness(given: str, returned: str) -> int:
-    """Grade how surely the names of an input and an output say that they are one state.
+    """Grade how clearly the names of an input and an output say that they are one state.
 
     Returns:
-        2: they differ by a word of time or by a side, and one of their words is of a state. 1: the rest of both is the
-        same, and not a word of data. 0: neither.
+        2: the names differ by a word of time or side ("past", "out"), and contain a word for states. 1: apart from such
+            words they are equal and contain no word for data. 0: anything else.
     """
     if returned.startswith(RETURNED) and not given.startswith(RETURNED):
         returned = f"new_{returned.removeprefix(RETURNED)}"
     first, second = _words(given), _words(returned)
     if ({*second} & EARLIER) - {*first} or ({*first} & LATER) - {*second}:
-        return 0  # what comes later is given, or what was earlier returned
+        return 0  # the input has a word like "new", or the output one like "past"
     early, late = {*first} & EARLIER, {*second} & LATER
     stem, other = _rest(first), _rest(second)
     if first == second or not (stem or other):
@@ -55,30 +55,30 @@ def likeness(given: str, returned: str) -> int:
 
 
 def means_data(name: str) -> bool:
-    """Return whether a name has words of data alone, as `noisy_frame`."""
+    """Return whether a name consists of words for data only, e.g. `noisy_frame`."""
     stem = [word for word in _rest(_words(name)) if not word.isdecimal()]
     return bool(stem) and {*stem} <= DATA
 
 
 def speaks_of(name: str, *words: str) -> bool:
-    """Return whether one of a name's words begins with one of these."""
+    """Return whether one of a name's words begins with one of `words`."""
     return any(part.startswith(words) for part in _words(name))
 
 
 def _rest(words: list[str]) -> list[str]:
-    """Words without those of time and sides."""
+    """Return the words that name neither a time nor a side."""
     return [word for word in words if word not in LATER | EARLIER | SIDES]
 
 
 def _same(stem: list[str], other: list[str]) -> bool:
-    """Return whether two names have one rest: as it stands, or but for a letter that stands for a side (h and hn)."""
+    """Return whether two lists of words are equal, or differ by one last letter that stands for a side (h and hn)."""
     unlike = [(a, b) for a, b in zip(stem, other, strict=False) if a != b]
     alike = not unlike or (len(unlike) == 1 and _stem(unlike[0][0]) == _stem(unlike[0][1]))
     return bool(stem) and len(stem) == len(other) and alike
 
 
 def _stem(word: str) -> str:
-    """A word without a last letter that says where it stands: h0 and hn, hx and hy, r1i and r1o."""
+    """Return a word without a last letter that marks a side: "h" for h0 and hn, "r1" for r1i and r1o."""
     return word[:-1] if len(word) > 1 and word[0].isalpha() and word[-1] in "nxyio0t" else word
 
 
@@ -86,9 +86,7 @@ def _stem(word: str) -> str:
 def _words(name: str) -> list[str]:
     joined: list[str] = []
     for part in map(str.lower, _PARTS.findall(_CACHES.sub(r"\1", name))):
-        if (
-            joined and part in ("0", "n") and len(joined[-1]) == 1
-        ):  # h0 and h_0 are one word where a letter stands alone
+        if joined and part in ("0", "n") and len(joined[-1]) == 1:  # h_0 counts as one word, like h0
             joined[-1] += part
         else:
             joined.append(part)

@@ -1,27 +1,27 @@
-"""Nodes of a foreign graph: their names, the graphs that they hold, small constants that they read."""
+"""Helpers for nodes of an ONNX graph: names, nested graphs, small constants."""
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
 FEW = 64
-"""Numbers of a constant that are looked at: of a larger one its sizes are enough."""
+"""Maximum number of values of a constant that are read; for larger ones the shape is enough."""
 RECURRENT = {"LSTM": 2, "GRU": 1, "RNN": 1}
-"""Operators that carry states along a sequence, and how many, which start from their sixth input and the next one."""
+"""Recurrent operators, each with its number of states. Inputs from number 5 on hold the initial states."""
 
 
 def name_of(node: ir.Node) -> str:
-    """A node's name, or its first result's."""
+    """Return a node's name, or the name of its first result if it has none."""
     return node.name or next((str(value.name) for value in node.outputs), "")
 
 
 def subgraphs(node: ir.Node) -> list[ir.Graph]:
-    """The graphs that a node holds, such as the branches of an If."""
+    """Return the graphs inside a node, e.g. the branches of an If."""
     return [each.as_graph() for each in node.attributes.values() if each.type == ir.AttributeType.GRAPH]
 
 
 def numbers(value: ir.Value | None) -> list[int] | None:
-    """A small constant of whole numbers as a list; None for what is none."""
+    """Return a small constant of integers as a list; None for anything else."""
     tensor = None if value is None else ir.convenience.get_const_tensor(value)
     if tensor is None or tensor.size > FEW or not tensor.dtype.is_integer():
         return None

@@ -1,7 +1,7 @@
-"""Which input and output of a foreign graph are one state: by a recurrent operator, else by their names, else asked.
+"""Pairs inputs and outputs of an ONNX graph as states: by recurrent operators, then by names; else the user decides.
 
-A graph without state returns arrays of an input's shape, too: a denoiser's picture, a residual block's features. So a
-shape alone proves nothing, and whatever neither a node nor a name says is asked of whoever trained the model.
+A shape alone proves nothing: a denoiser without state also returns an array of its input's shape. So the user is asked
+about pairs for which neither a node nor a name speaks.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from txl_export.families.graph.find.trying import Inputs, other_than
 from txl_export.families.graph.take.running import RunError, Runner
 
 MOST_PAIRS = 2**13
-"""Pairs that are looked at."""
+"""Maximum number of pairs that are examined."""
 PROOFS = {"recurrent": "by a recurrent operator", "named": "by its name", "said": "by --state"}
-"""A pair is a state for one of these reasons, the strongest first."""
+"""Reasons why a pair is a state, the strongest first, with their words in reports."""
 Pair = tuple[str, str]
-"""Names of an input and an output."""
+"""Names of an input and of an output."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,10 @@ class State:
 
     Attributes:
         input, output: their names.
-        shape: of the input; open sizes are texts.
-        dtype: of both.
+        shape: the input's shape; open sizes are texts.
+        dtype: the dtype of both.
         proof: a key of `PROOFS`.
-        grows: the axis on which the output is longer; None where it is as long.
+        grows: the axis on which the output is longer; None if their shapes are equal.
     """
 
     input: str
@@ -52,8 +52,8 @@ class Undecided:
     """An input that may be a state.
 
     Attributes:
-        input, outputs: its name, and those of the outputs that it may be returned as.
-        suggested: the output to try, "" for none: some data has to come in, and go out.
+        input, outputs: its name, and the names of outputs that may be its next value.
+        suggested: the output to try; "" if the pair would leave no input or no output for data.
     """
 
     input: str
@@ -63,7 +63,7 @@ class Undecided:
 
 @dataclass
 class Paired:
-    """The pairs that were decided, and those to ask for."""
+    """The pairs that are states, and the inputs about which the user has to decide."""
 
     states: list[State] = field(default_factory=list)
     undecided: list[Undecided] = field(default_factory=list)
@@ -73,18 +73,18 @@ def pair(inputs: Inputs, runner: Runner, said: Mapping[str, str] | None = None) 
     """Decide which inputs and outputs are states.
 
     Args:
-        inputs, runner: the graph, whose first run was found.
-        said: inputs and outputs that are states as the user says, or "" for an input that is none.
+        inputs, runner: the graph, and inputs with which it ran.
+        said: the user's states, output by input; "" for an input that is no state.
 
     Raises:
-        RunError: more pairs fit than any model has.
+        RunError: more pairs have fitting shapes than in any real model.
         EndedError: see `Runner.run`.
     """
     return _Pairing(inputs, runner, said or {}).decide()
 
 
 class _Pairing:
-    """The pairs that there may be, and those that were taken."""
+    """The possible pairs, and those that are chosen."""
 
     def __init__(self, inputs: Inputs, runner: Runner, said: Mapping[str, str]) -> None:
         self._inputs, self._runner, self._said = inputs, runner, said
@@ -100,7 +100,7 @@ class _Pairing:
         self._taken = {name: output for name, output in said.items() if output}
 
     def decide(self) -> Paired:
-        """See `pair`."""
+        """Return the result for `pair`."""
         found, carried = dict.fromkeys(self._taken, "said"), self._inputs.structure.carried
         alike = {pair: likeness(*pair) for pair in self._free(self._grown)}
         recurrent = {pair: how for pair, how in alike.items() if pair[0] in carried.get(pair[1], ())}
@@ -127,20 +127,25 @@ class _Pairing:
         return result
 
     def _fits(self, given: str, returned: str) -> list[int] | None:
-        """The axes on which what is returned is longer, one at most; None where it cannot be given again."""
+        """Compare shapes: [] if an output has the input's shape, [axis] if it is longer along one open axis.
+
+        None of any other shape, because the output then cannot be the input's next value.
+        """
         array, found, port = self._given[given], self._first[returned], self._ports[given]
         unlike = [axis for axis, (a, b) in enumerate(zip(array.shape, found.shape, strict=True)) if a != b]
         grows = [axis for axis in unlike if isinstance(port.shape[axis], str) and found.shape[axis] > array.shape[axis]]
         return grows if len(unlike) < 2 and unlike == grows else None
 
     def _free(self, pairs: Iterable[Pair]) -> list[Pair]:
-        """Those pairs of which neither side is taken."""
+        """Return the pairs whose input and output are both free."""
         given, returned = {*self._taken, *self._said}, {*self._taken.values()}
         return [pair for pair in pairs if pair[0] not in given and pair[1] not in returned]
 
     def _shown(self, named: Mapping[str, str]) -> dict[str, str]:
-        """Those pairs of one name that a run does not speak against: data comes in and goes out beside them, and a
-        change of the state changes another output, or, of one that nobody reads, what comes in changes the state.
+        """Return the pairs of alike names that test runs do not contradict.
+
+        Data must still go in and out besides these states. And a change of the state must change another output; or,
+        for a state without effect, a change of data must change the state.
         """
         named = {name: output for name, output in named.items() if not self._inputs.stretches(name)}
         taken = self._taken | named
@@ -153,20 +158,20 @@ class _Pairing:
         return [name for name in self._ports if name not in taken and self._inputs.varies(name)]
 
     def _changed(self, names: Iterable[str]) -> set[str]:
-        """Outputs that are others where some inputs are."""
+        """Return the outputs that change if some inputs change."""
         others = {name: other_than(self._given[name], self._other[name]) for name in names}
-        with contextlib.suppress(RunError):  # a setting, perhaps, of which nothing else is allowed
+        with contextlib.suppress(RunError):  # perhaps a setting for which no other value is allowed
             found = self._runner.run({**self._given, **others})
             return {name for name, before in self._first.items() if not _equal(before, found.get(name))}
         return set()
 
     def _may_be_state(self, name: str, outputs: Collection[str]) -> bool:
-        """Return whether other data comes in where this input is a state, and something else goes out."""
+        """Return whether data would still go in and out if this input were a state."""
         others = {*self._first} - {*self._taken.values(), *outputs}
         return bool(self._data({name, *self._taken})) and (not self._taken or bool(others))
 
     def _suggested(self, asked: Mapping[str, Collection[str]]) -> dict[str, str]:
-        """Outputs to try, for the last inputs first, because data is given before states as a rule."""
+        """Choose an output to try for each input, last inputs first, because states usually come after data."""
         found = dict[str, str]()
         for name in reversed([*asked]):
             taken = self._taken | found
@@ -177,12 +182,12 @@ class _Pairing:
 
 
 def options_of(undecided: Iterable[Undecided]) -> str:
-    """The options that answer everything which is undecided, ready to be typed."""
+    """Return the options that decide about all these inputs, ready to be typed."""
     return shlex.join(word for one in undecided for word in ("--state", f"{one.input}={one.suggested}"))
 
 
 def _best(scores: Mapping[Pair, int]) -> dict[str, str]:
-    """The pairs that are more alike than every other pair of their input and of their output."""
+    """Return the pairs whose score beats every other pair of their input and of their output."""
     rivals = defaultdict[tuple[int, str], list[int]](list)
     for pair, how in scores.items():
         for side in enumerate(pair):

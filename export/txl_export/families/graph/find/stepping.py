@@ -1,4 +1,4 @@
-"""Make the tables of a step of what a foreign graph takes, returns and remembers, by runs and by what the user says."""
+"""Makes a step's tables from an ONNX graph: inputs, outputs and states, found by runs and by the user's options."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from txl_export.families.own_module.sizes import in_bundle
 from txl_export.families.own_module.spec import InputSpec, OutputSpec, StateSpec
 
 MOST_NAMED = 2**16
-"""The most pairs of an input and an output whose names are compared."""
+"""Maximum number of pairs of inputs and outputs whose names are compared."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,13 @@ class Choices:
     """The options of an export of a file.
 
     Attributes:
-        states: inputs and the outputs that are their next values; "" where an input is no state.
-        fix: see `fixing.fix`.
-        open: whether states that the graph hides become explicit.
-        initial: what states hold first, by their inputs' names.
-        batch_axes, position_axes: where sequences and positions stand, by the names of inputs and outputs.
-        outputs: those that are wanted beside states; () for all.
-        windows: inputs of growing caches with the rows that are kept of each; see `open.caches`.
+        states: for an input, the output that is its next value; "" for an input that is no state.
+        fix: values of inputs and open sizes that never change; see `fixing.fix`.
+        open: whether hidden states become inputs and outputs.
+        initial: initial values of states, by the names of their inputs.
+        batch_axes, position_axes: axes of sequences and of positions, by the names of inputs and outputs.
+        outputs: outputs to keep besides states; () for all.
+        windows: number of rows to keep of growing caches, by the names of their inputs; see `open.caches`.
     """
 
     states: Mapping[str, str] = field(default_factory=dict)
@@ -60,19 +60,19 @@ def find_step(
     hidden: Mapping[str, str],
     segment: Mapping[str, int],
     runner: Runner,
-    heard: Listener,
+    listener: Listener,
 ) -> FileStep:
-    """Make the tables of a step for a graph whose settings are fixed and whose hidden states are open.
+    """Make the tables of a step for a graph whose settings are fixed and whose hidden states are explicit.
 
     Args:
-        foreign, runner: the graph, which is open in the runner.
-        choices: what the user knows of it.
-        hidden: inputs and outputs of states that were opened.
-        segment: what `segment_axes` found.
-        heard: hears of the stages.
+        foreign, runner: the graph; the runner has it open.
+        choices: the options of the export.
+        hidden: names of the outputs of states that were hidden, by the names of their inputs.
+        segment: the axes of positions that `segment_axes` found.
+        listener: receives progress.
 
     Raises:
-        UsageError: something is undecided, open without end, or of a type that no bundle has.
+        UsageError: a state is undecided, an open size has no value, or a type is none of a bundle's.
         RunError, EndedError: see `Runner.run`.
     """
     inputs = Inputs(foreign, read_structure(foreign.model.graph, foreign.inputs), {**segment, **choices.position_axes})
@@ -82,15 +82,15 @@ def find_step(
         raise UsageError(
             f"{name} decides which part of the graph runs, expected one part; give --fix {name}=VALUE, such as {such}"
         )
-    heard.stage("find sizes and inputs with which it runs")
+    listener.stage("find sizes and inputs with which it runs")
     inputs.find(runner)
-    heard.stage("pair inputs and outputs")
+    listener.stage("pair inputs and outputs")
     states = _states({**choices.states, **hidden}, inputs, runner)
-    heard.stage("change sizes and single places")
+    listener.stage("change sizes and single places")
     _check_axes("--position-axis", choices.position_axes, inputs)
     tables = _Tables(inputs, states, Behaviour(inputs, runner, states).axes(), choices, frozenset(hidden))
     for context in inputs.structure.contexts:
-        heard.warn(
+        listener.warn(
             f"convolution {context.node} reads {context.before} positions of {context.input} before those that are "
             "new: give them in front of these in each call"
         )
@@ -98,7 +98,7 @@ def find_step(
 
 
 def segment_axes(foreign: Foreign, told: Mapping[str, int], runner: Runner) -> dict[str, int]:
-    """Find the axes of positions in what a graph takes and returns, whose hidden states need not be open.
+    """Find the axes of positions of a graph's inputs and outputs; its hidden states may still be hidden.
 
     Raises:
         RunError, EndedError: see `Runner.run`.
@@ -109,12 +109,12 @@ def segment_axes(foreign: Foreign, told: Mapping[str, int], runner: Runner) -> d
 
 
 def keep_outputs(foreign: Foreign, choices: Choices) -> bool:
-    """Drop results that are not wanted from a graph, in place, with what leads to them alone; whether there were any.
+    """Remove unwanted outputs from a graph, in place, and nodes that only they need; return whether any were removed.
 
-    What may be the next value of a state stays: what a recurrent operator makes of an input, or whose name says so.
+    Outputs that may be a state's next value stay: those of recurrent operators, and those whose names say so.
 
     Raises:
-        UsageError: a name is no output's.
+        UsageError: `choices.outputs` names no output of the graph.
     """
     outputs = {port.name: port for port in foreign.outputs}
     if unknown := [name for name in choices.outputs if name not in outputs]:
@@ -172,7 +172,7 @@ def _states(known: Mapping[str, str], inputs: Inputs, runner: Runner) -> list[St
 
 
 def _check_axes(option: str, axes: Mapping[str, int], inputs: Inputs) -> None:
-    """Raise where the graph lacks an axis that the user names, or they have several sizes."""
+    """Refuse axes that the graph lacks, or that have different sizes."""
     shapes = {name: array.shape for name, array in (inputs.given | inputs.first).items()}
     for name, axis in axes.items():
         if axis >= len(shapes.get(name, ())):
@@ -186,7 +186,7 @@ def _check_axes(option: str, axes: Mapping[str, int], inputs: Inputs) -> None:
 
 @dataclass(frozen=True)
 class _Tables:
-    """A graph's inputs, outputs and states, made a step's tables."""
+    """Turns a graph's inputs, outputs and states into a step's tables."""
 
     inputs: Inputs
     states: Sequence[State]
@@ -195,13 +195,13 @@ class _Tables:
     hidden: frozenset[str]
 
     def step(self) -> FileStep:
-        """See `find_step`."""
+        """Return the result for `find_step`."""
         after = {state.input: state.output for state in self.states}
         foreign, given = self.inputs.foreign, self.inputs.given
         ports, outputs = ({port.name: port for port in side} for side in (foreign.inputs, foreign.outputs))
         taken = [name for name in ports if name not in after]
         returned = [name for name in outputs if name not in after.values()]
-        names, own = _names([*taken, *returned]), _names([*after])  # an output may be an input, and have its name
+        names, own = _names([*taken, *returned]), _names([*after])  # an output may have the same name as an input
         _check_axes("--batch-axis", self.choices.batch_axes, self.inputs)
         if unknown := [name for name in self.choices.initial if name not in after]:
             raise UsageError(f"--initial has {some(unknown)}, expected states: {some([*after], 9)}; check its names")
@@ -218,7 +218,7 @@ class _Tables:
         )
 
     def _sequences(self, ports: Mapping[str, Port]) -> int | None:
-        """B, where the file fixes it."""
+        """Return the number of sequences if the file fixes it; None if it is open."""
         found = {port.shape[axis] for name, port in ports.items() if (axis := self._batch(name)) is not None}
         numbers = sorted(size for size in found if isinstance(size, int))
         if len(numbers) > 1:
@@ -229,7 +229,7 @@ class _Tables:
         return numbers[0] if numbers else None if found else 1
 
     def _batch(self, name: str) -> int | None:
-        """The axis of sequences: as the user says, as the file shows, or of fixed sizes the first that fits."""
+        """Return the axis of sequences: the user's, else the one that runs showed, else the first of the right size."""
         told, shown = self.choices.batch_axes, self.axes.batch.get(name)
         if name in told:
             return told[name]
@@ -273,7 +273,7 @@ class _Tables:
         return Side(port.name, found.dtype.name, OutputSpec(name, shape, self._role(found)))
 
     def _role(self, found: Array) -> str | None:
-        """The next token's logits, of a graph that reads tokens and returns a number for each."""
+        """Return "logits" or "logprobs" if an output has a number for each token that is read; else None."""
         rows = {self.inputs.structure.rows.get(port.name) for port in self.inputs.foreign.inputs} - {None}
         if len(rows) != 1 or found.ndim < 2 or found.dtype != np.float32 or found.shape[-1] not in rows:
             return None
@@ -289,10 +289,11 @@ class _Tables:
 
 
 def _first_value(port: Port, values: Array) -> Tensor:
-    """Convert what a state begins with to what a bundle has."""
+    """Convert the initial value of a state to a bundle's dtype; refuse values that change."""
     own, found = in_bundle(kind_of(port.name, port.dtype)), np.asarray(values)
     if found.dtype.kind in "fiub":
-        with np.errstate(all="ignore"):  # what does not fit is another number then
+        # a value that does not fit becomes a different number, which the next line finds
+        with np.errstate(all="ignore"):
             first = found.astype(own) if own == "float32" else found.astype(port.dtype).astype(own)
         if own == "float32" or np.array_equal(first, found):
             return torch.from_numpy(first)
@@ -304,7 +305,7 @@ def _first_value(port: Port, values: Array) -> Tensor:
 
 
 def _names(given: Sequence[str]) -> list[str]:
-    """Names that a bundle may have, each its own."""
+    """Return names that a bundle allows, all different."""
     found: list[str] = []
     for name in given:
         plain = re.sub(r"[^A-Za-z0-9_]", "_", name)

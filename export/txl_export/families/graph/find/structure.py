@@ -1,7 +1,7 @@
-"""Read what nodes say of a graph's inputs and outputs, without running it: one pass from the inputs to the outputs.
+"""Reads facts about inputs and outputs from a graph's nodes, in one pass, without running it.
 
-Of every value it is known which inputs reach it, and in which way, as the bits of a whole number: bit i is input i, and
-the bit behind the last input is chance.
+For each value the pass knows which inputs reach it, and in which way. Sets of inputs are bits of an integer: bit i
+stands for input i, and the bit after the last input for random numbers.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
+from txl_runtime.errors import CheckpointError, one_line
 
 from txl_export.families.graph.find.axes import Kinds, read_axes
 from txl_export.families.graph.find.nodes import FEW, RECURRENT, name_of, numbers, subgraphs
@@ -29,26 +30,26 @@ MOVES = frozenset(
         "ScatterND TensorScatter",
     )
 )
-"""Operators whose first input's numbers are the result's, at other places."""
+"""Operators that only move the numbers of their first input to other places."""
 SIZES = frozenset(("Shape", "Size"))
 GENTLE = frozenset(("Add", "Sub", "Mul", "Div", "Sum"))
-"""Operators that may add to a number, or multiply it by, what is no data at all."""
+"""Arithmetic operators; if only one operand depends on float data, the result counts as that operand's numbers."""
 SCALES = frozenset(("Mul", "Where", "Clip", "Min", "Max", "Mod"))
-"""Operators that a state passes which a flag resets, and an index that is kept in range."""
+"""Operators that a state passes when a flag resets it, or an index when it is clipped to a range."""
 RANDOM = re.compile(r"Random(Normal|Uniform)(Like)?|Multinomial|Bernoulli")
 JOINS, PRODUCTS = frozenset(("Concat", "Add", "Sum")), frozenset(("MatMul", "Gemm"))
-"""Operators that join a state to an input, and those that take it up by itself."""
+"""Operators that combine a state with an input, and operators that read a state by itself."""
 MOST_ZEROS = 2**16
-"""Numbers of a constant that are looked at before it is said to be zeros."""
+"""Maximum number of values of a constant that is compared with zero."""
 
 
 class Ways(NamedTuple):
-    """The inputs that reach a value, by the way, each as bits.
+    """The inputs that reach a value, in three ways, each a set of bits.
 
     Attributes:
-        reach: at all, by value and not by size.
-        moved: its numbers are theirs, at other places, or changed by `SCALES`.
-        recurrent: they are the first state of a recurrent operator, and this its last one.
+        reach: inputs whose values (not only sizes) influence it.
+        moved: inputs whose numbers it contains, at other places or changed by `SCALES`.
+        recurrent: inputs that are the initial state of a recurrent operator of which it is the last state.
     """
 
     reach: int = 0
@@ -58,13 +59,13 @@ class Ways(NamedTuple):
 
 @dataclass(frozen=True)
 class Context:
-    """A convolution over positions of an input that reads ones before those that are new, as far as the graph says.
+    """A convolution over positions of an input that also needs earlier positions, which the caller has to supply.
 
     Attributes:
-        node: its name.
-        input: what it reads.
-        before: positions that it needs before the new ones.
-        step: new positions that one of its results stands for.
+        node: the node's name.
+        input: the input it reads.
+        before: the number of positions it needs before the new ones.
+        step: the number of new positions per result (the stride).
     """
 
     node: str
@@ -75,18 +76,19 @@ class Context:
 
 @dataclass
 class Structure:
-    """The findings of the pass.
+    """Facts about a graph that its nodes show.
 
     Attributes:
-        names: of the inputs; bit i is the i-th.
-        kinds: what the nodes say of axes.
-        carried: of an output, the inputs that a recurrent operator makes it of.
-        contexts: inside the graph.
-        rows: of an input of indices, how many rows the smallest constant table has that it selects from.
-        compared: of an input, the whole numbers that it is compared with.
+        names: the inputs; bit i stands for the i-th.
+        kinds: facts about axes.
+        carried: for an output that is a recurrent operator's last state, the inputs that are its initial state.
+        contexts: convolutions that need earlier positions.
+        rows: for an input of indices, the number of rows of the smallest constant table that it selects from.
+        compared: for an input, the integers that nodes compare it with.
         branching: inputs that decide which branch of an If runs.
-        random: operators that draw numbers, and the outputs that these reach.
-        frozen: nodes that join zeros to what an input reaches, with the operator and the sizes of the zeros.
+        random: operators that draw random numbers, and the outputs that depend on them.
+        frozen: nodes that combine constant zeros with values that depend on inputs, with the operator and the shape of
+            the zeros.
     """
 
     names: tuple[str, ...]
@@ -100,21 +102,24 @@ class Structure:
     frozen: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
 
     def among(self, bits: int) -> list[str]:
-        """The inputs of these bits."""
+        """Return the names of the inputs in a set of bits."""
         return [name for at, name in enumerate(self.names) if bits >> at & 1]
 
 
 def read_structure(graph: ir.Graph, inputs: Sequence[Port]) -> Structure:
-    """Go through a graph once.
+    """Read a graph's nodes once, from inputs to outputs.
 
     Raises:
-        KeyError: it lacks one of the inputs.
+        CheckpointError: a constant or attribute in it is damaged.
     """
-    return _Pass(graph, inputs).found
+    try:
+        return _Pass(graph, inputs).found
+    except Exception as error:  # onnx-ir raises errors of many classes where a constant is not of the type it names
+        raise CheckpointError(f"a part of the graph is damaged ({one_line(error)}); export the file again") from None
 
 
 class _Pass:
-    """The one pass, and what it knows of each value."""
+    """The pass over a graph, and the facts that it has about each value."""
 
     def __init__(self, graph: ir.Graph, inputs: Sequence[Port]) -> None:
         ports, names = {str(value.name): value for value in graph.inputs}, tuple(port.name for port in inputs)
@@ -130,12 +135,12 @@ class _Pass:
         return [Ways() if value is None else self._ways.get(value, Ways()) for value in values]
 
     def _graph(self, graph: ir.Graph) -> list[Ways]:
-        """Go through a graph, and return its results."""
+        """Pass over a graph; return facts about its outputs."""
         for node in graph:
             given, held = self._of(node.inputs), subgraphs(node)
             if node.op_type in ("Loop", "Scan") and held:
                 self._loop(node, given, held[0])
-            elif held:  # an If: what it returns is what either branch does
+            elif held:  # an If: its results are those of either branch
                 decides = Ways(_any(given, "reach"))
                 for output, *ends in zip(node.outputs, *map(self._graph, held), strict=False):
                     self._ways[output] = _passing([*ends, decides], ends)
@@ -145,16 +150,16 @@ class _Pass:
         return self._of(graph.outputs)
 
     def _loop(self, node: ir.Node, given: list[Ways], body: ir.Graph) -> None:
-        """A Loop or Scan: what is carried enters the body, and what the body returns leaves it."""
-        skipped = 2 if node.op_type == "Loop" else 0  # of the node and of its body: the count and the condition
+        """Pass over the body of a Loop or Scan: carried values enter it, and its results leave it."""
+        skipped = 2 if node.op_type == "Loop" else 0  # the count and the condition
         for entered, ways in zip(body.inputs, [Ways()] * skipped + given[skipped:], strict=False):
             self._ways[entered] = ways._replace(recurrent=0)
         ends, carried = self._graph(body), len(given) - (node.attributes.get_int("num_scan_inputs", 0) or 0)
         self._carry(node.outputs, given[skipped:carried], [*given, *ends])
 
     def _carry(self, outputs: Sequence[ir.Value], starts: list[Ways], given: list[Ways]) -> None:
-        """Note the last states that a recurrence returns."""
-        reach = _any(given, "reach")  # once: a Loop may have as many inputs and outputs as its file has room for
+        """Record the last states that a recurrent operator returns."""
+        reach = _any(given, "reach")  # computed once: a Loop may have thousands of inputs and outputs
         for at, output in enumerate(outputs):
             self._ways[output] = Ways(reach, 0, _any(starts[at : at + 1], "moved"))
 
@@ -186,18 +191,18 @@ class _Pass:
                 found.frozen[name_of(node)] = op, zeros
 
     def _passed(self, op: str, given: list[Ways]) -> list[Ways]:
-        """Those of a node's inputs whose numbers are the result's."""
+        """Return facts about those inputs of a node whose numbers its result contains."""
         if op in MOVES:
             return given[:1]
         if op in ("Concat", "Where"):
             return given[1:] if op == "Where" else given
-        if op in GENTLE:  # something that no array of data reaches may be added: sizes, settings, zeros of them
+        if op in GENTLE:  # the other operands depend on no float data: sizes, settings, or zeros
             data = [ways for ways in given if ways.reach & self._floats]
             return data if len(data) == 1 else []
         return []
 
     def _context(self, node: ir.Node, source: Ways) -> None:
-        """A convolution along one axis of an input alone, whose windows overlap what came before."""
+        """Record a convolution along one axis of one input if it needs positions before the new ones."""
         sizes, value = _sizes(node.inputs[1]), node.inputs[0]
         if len(sizes) != 3 or source.moved != source.reach or source.reach.bit_count() != 1:
             return
@@ -216,7 +221,7 @@ class _Pass:
 
 
 def _sizes(value: ir.Value | None) -> tuple[int, ...]:
-    """The sizes of a constant, which may be stored in another type; () of anything else."""
+    """Return the shape of a constant, looking through Casts; () for anything else."""
     for _ in range(FEW):
         if value is not None and (maker := value.producer()) is not None and maker.op_type == "Cast":
             value = maker.inputs[0]
@@ -224,7 +229,7 @@ def _sizes(value: ir.Value | None) -> tuple[int, ...]:
 
 
 def _zeros(value: ir.Value | None) -> tuple[int, ...]:
-    """The sizes of a constant of several zeros with several axes; () of anything else."""
+    """Return the shape of a constant that is all zeros and has at least two axes; () for anything else."""
     tensor = None if value is None else ir.convenience.get_const_tensor(value)
     if tensor is None or not tensor.dtype.is_floating_point() or not 1 < tensor.size <= MOST_ZEROS:
         return ()
@@ -232,10 +237,10 @@ def _zeros(value: ir.Value | None) -> tuple[int, ...]:
 
 
 def _passing(given: Iterable[Ways], passed: Sequence[Ways]) -> Ways:
-    """A value that all inputs reach, and that has the numbers of those that are passed on."""
+    """Return facts about a value that depends on all of `given` and contains the numbers of `passed`."""
     return Ways(_any(given, "reach"), _any(passed, "moved"), _any(passed, "recurrent"))
 
 
 def _any(ways: Iterable[Ways], kind: str) -> int:
-    """The inputs that reach one of these values in a way."""
+    """Return the union of the sets of inputs that reach these values in one way."""
     return reduce(or_, (getattr(each, kind) for each in ways), 0)

@@ -1,4 +1,4 @@
-"""Sizes and inputs with which a foreign graph runs: symbols by what they seem to be, numbers by what the graph does."""
+"""Finds sizes and inputs with which a graph runs: symbols get sizes by their role; numbers are tried."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from txl_export.families.graph.take.reading import MOST_NUMBERS, Foreign, Port
 from txl_export.families.graph.take.running import RunError, Runner
 
 LENGTHS = (4, 1, 2, 8, 16, 32, 64, 128, 160, 256, 320, 480, 512, 576, 640, 1024, 1536, 1600, 3200, 16000)
-"""Positions that are tried where a graph leaves them open."""
+"""Numbers of positions that are tried if a graph leaves them open; the later ones are usual frame sizes of audio."""
 ROWS = (6, 0, 1, 16)
-"""Rows of a cache that are tried where a graph leaves them open."""
+"""Numbers of rows of a cache that are tried if a graph leaves them open."""
 CALLED = {
     "batch": ("batch",),
     "total": ("total",),
     "rows": ("past", "cache", "kv", "mem", "hist"),
     "segment": ("seq", "time", "len", "t", "l", "chunk", "frames", "samples"),
 }
-"""Beginnings of words in the names of symbols, and what they say."""
+"""Beginnings of words in the names of symbols, by the role that they indicate."""
 _MADE_UP = re.compile(r"(_dynamic_axes|_dim)_\d+|(input|output) .* axis \d+")
-"""Symbols that an exporter or `reading` has called after their places."""
+"""Matches names that an exporter or `reading` made up from a symbol's place, which say nothing about its role."""
 _SUM = re.compile(r"[\w.]+( *\+ *[\w.]+)+")
 
 
@@ -34,13 +34,13 @@ class Inputs:
     """Draws inputs of a graph; the same seed gives the same numbers.
 
     Attributes:
-        foreign, structure: whose inputs they are, and what its nodes say.
-        told: axes of positions that are known, by the names of inputs and outputs.
-        could_be_states: those with an output of their type and sizes.
+        foreign, structure: the graph, and the facts that its nodes show.
+        told: known axes of positions, by the names of inputs and outputs.
+        could_be_states: inputs for which an output has the same type and sizes.
         fixed: sizes of symbols that a weight decides.
-        sizes: of every symbol, with which the graph runs.
-        roles: of every symbol: batch, segment, rows (of a cache), total (rows and segment) or weight.
-        given, first: the inputs of seed 0 and what the graph returns for them, after `find`.
+        sizes: the size of every symbol with which the graph runs.
+        roles: the role of every symbol: batch, segment, rows (of a cache), total (rows and segment) or weight.
+        given, first: the inputs of seed 0 and the graph's results for them; `find` sets both.
     """
 
     def __init__(self, foreign: Foreign, structure: Structure, told: Mapping[str, int] | None = None) -> None:
@@ -56,7 +56,7 @@ class Inputs:
             for axis, symbol in enumerate(port.shape)
             if isinstance(symbol, str) and (port.name, axis) in structure.kinds.sizes
         }
-        # What is open in a state tells more than what is open in data, whose first axis may be of positions.
+        # States first: an open axis of a state is sequences or rows, while the first axis of data may be positions.
         for port in sorted(foreign.inputs, key=lambda port: port.name not in self.could_be_states):
             for axis, symbol in enumerate(port.shape):
                 if isinstance(symbol, str) and symbol not in self.roles and not _SUM.fullmatch(symbol):
@@ -68,7 +68,7 @@ class Inputs:
         """Find sizes with which the graph runs.
 
         Raises:
-            RunError: no sizes that were tried are right.
+            RunError: the graph ran with none of the sizes that were tried.
             EndedError: see `Runner.run`.
         """
         refused, empty = RunError("it takes nothing"), None
@@ -82,38 +82,39 @@ class Inputs:
                 continue
             if all(array.size for array in self.first.values()):
                 return
-            empty = empty or (sizes, plain, self.given, self.first)  # too few samples for one frame, perhaps
+            empty = empty or (sizes, plain, self.given, self.first)  # perhaps too few samples for one frame
         if empty is None:
             raise refused
         self.sizes, self._plain, self.given, self.first = empty
 
     def draw(self, seed: int, sizes: Mapping[str, int] | None = None) -> dict[str, Array]:
-        """Inputs by name.
+        """Draw inputs by name.
 
         Raises:
-            RunError: one is no tensor of numbers, or they have too many.
+            RunError: an input is no tensor of numbers, or all inputs together have too many numbers.
         """
         draws, all_sizes = np.random.default_rng(seed), {**self.sizes, **(sizes or {})}
         shapes = [self.shape(port, all_sizes) for port in self.foreign.inputs]
-        numbers = sum(np.prod([size or 1 for size in shape], dtype=float) for shape in shapes)  # as NumPy counts them
+        # 0 counts as 1, because NumPy limits the product of nonzero sizes
+        numbers = sum(np.prod([size or 1 for size in shape], dtype=float) for shape in shapes)
         if numbers > MOST_NUMBERS:
             raise RunError(f"takes {numbers:.3g} numbers, of which at most {MOST_NUMBERS} are drawn")
         return {port.name: self._one(port, draws, all_sizes) for port in self.foreign.inputs}
 
     def shape(self, port: Port, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """The sizes of an input."""
+        """Return the shape of an input."""
         return tuple(size if isinstance(size, int) else _value(size, sizes) for size in port.shape)
 
     def varies(self, name: str) -> bool:
-        """Return whether an input is data, or may be a state: no setting, mask, length or position."""
+        """Return whether an input is data or a possible state, rather than a setting, mask, length or position."""
         return name in self.structure.rows or (self._floats[name] and not speaks_of(name, "mask"))
 
     def rows_of(self, name: str, axis: int) -> int:
-        """Rows that a growing cache had in the first run, or 1 where it had none."""
+        """Return the number of rows of a growing cache in the first run, or 1 if it had none."""
         return int(self.given[name].shape[axis]) or 1
 
     def stretches(self, name: str) -> bool:
-        """Return whether an input is as long as the segment, as data is and no state."""
+        """Return whether an input grows with the segment, as data does and a state does not."""
         sizes = next(port.shape for port in self.foreign.inputs if port.name == name)
         return any(self.roles.get(str(size)) == "segment" for size in sizes)
 
@@ -121,7 +122,7 @@ class Inputs:
         shape, name, mask, rows = self.shape(port, sizes), port.name, speaks_of(port.name, "mask"), self.structure.rows
         try:
             dtype = np.dtype(port.dtype or "V")
-        except TypeError:  # bfloat16, and the like
+        except TypeError:  # a type that NumPy lacks, e.g. bfloat16
             dtype = np.dtype("V")
         if dtype.kind == "f":
             return np.full(shape, 1, dtype) if mask else np.asarray(draws.normal(0, 0.7, shape), dtype)
@@ -153,7 +154,7 @@ class Inputs:
             yield {symbol: self.fixed.get(symbol) or named[role] for symbol, role in self.roles.items()}, plain
 
     def _role(self, port: Port, axis: int, symbol: str) -> str:
-        """The role of a symbol as the nodes say, or as it seems to be by its name, else by its place."""
+        """Return the role of a symbol: nodes decide, else its name, else its place."""
         kinds = self.structure.kinds
         if self.told.get(port.name) == axis:
             return "segment"
@@ -172,14 +173,14 @@ class Inputs:
 
 
 def other_than(value: Array, other: Array) -> Array:
-    """`other`, or where it is the same as `value`, that with every number changed."""
+    """Return `other`; if it equals `value`, return `value` with every number changed."""
     if not np.array_equal(value, other):
         return other
     return ~value if value.dtype == bool else value + np.ones((), value.dtype)
 
 
 def _alike(port: Port, output: Port) -> bool:
-    """Return whether an array could be given again: of the same type, and no two fixed sizes differ."""
+    """Return whether an output could be fed back to an input: same dtype, and no fixed sizes differ."""
     if port.dtype != output.dtype or not port.dtype or len(port.shape) != len(output.shape):
         return False
     fixed = [(a, b) for a, b in zip(port.shape, output.shape, strict=True) if isinstance(a, int) and isinstance(b, int)]
@@ -187,7 +188,7 @@ def _alike(port: Port, output: Port) -> bool:
 
 
 def _value(symbol: str, sizes: Mapping[str, int]) -> int:
-    """A symbol's size, or the sum's that it is."""
+    """Return the size of a symbol, which may be a sum such as "past + 1"."""
     if symbol in sizes:
         return sizes[symbol]
     parts = [part.strip() for part in symbol.split("+")]

@@ -1,1 +1,1 @@
-"""States that a graph hides, made inputs and outputs."""
+"""Makes hidden states of a graph into inputs and outputs."""

@@ -1,8 +1,8 @@
-"""Caches that grow in every call, cut to a window: `--window NAME=ROWS`.
+"""Cuts caches that grow in every call to a window: `--window NAME=ROWS`.
 
-Example: of an input past [B, P, 32] that comes back as present [B, P + L, 32], 6 rows are kept: past is [B, 6, 32]
-then, and present its last 6 rows. A stream begins with 6 rows of zeros, which the file's attention reads as rows: that
-is not what it computes of an empty cache. So the reference is the file itself, fed with the cut cache.
+E.g. an input past [B, P, 32] comes back as present [B, P + L, 32]. With 6 rows, past becomes [B, 6, 32], and present
+its last 6 rows. A stream begins with 6 rows of zeros, which the file's attention reads as real rows, unlike an empty
+cache. So the reference is the file itself, fed with the cut cache.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from txl_export.graphs.quantised_matmul import initializer
 
 
 @dataclass(frozen=True)
-class Cut:
-    """A cache that was cut: names of what goes in and comes back, the axis that grew, and the rows that it has now."""
+class CutCache:
+    """A cache that was cut: names of its input and output, the axis that grew, and its fixed number of rows."""
 
     input: str
     output: str
@@ -33,17 +33,18 @@ class Cut:
     rows: int
 
 
-def window_caches(model: ir.Model, windows: Mapping[str, int], states: Mapping[str, str], fold: Fold) -> list[Cut]:
-    """Fix the rows of caches that grow, in place: what comes back is cut to its last rows.
+def window_caches(model: ir.Model, windows: Mapping[str, int], states: Mapping[str, str], fold: Fold) -> list[CutCache]:
+    """Fix the number of rows of growing caches, in place: outputs are cut to their last rows.
 
     Args:
-        model: with constants folded.
-        windows: rows by the name of an input.
-        states: outputs by inputs, as far as the user has said them; names decide where several have grown.
-        fold: computes what is always the same in a graph.
+        model: the graph, with constants folded.
+        windows: number of rows by the name of an input.
+        states: the user's states, output by input; if several outputs have grown, names decide.
+        fold: computes constants of a graph.
 
     Raises:
-        UsageError: an input does not come back longer, comes back as one of several, or gets no whole number of rows.
+        UsageError: no output, or more than one, is a longer version of an input, or the number of rows is no integer
+            from 1.
         EndedError: see `Fold`.
     """
     grown = _grown(model, fold) if windows else {}
@@ -63,13 +64,13 @@ def window_caches(model: ir.Model, windows: Mapping[str, int], states: Mapping[s
         if name not in states and len(best) > 1:
             raise UsageError(f"{name} may come back as {' or '.join(best)}; give --state {name}={best[0]}, or another")
         output = states.get(name, best[0])
-        cuts.append(Cut(name, output, found[output], rows))
+        cuts.append(CutCache(name, output, found[output], rows))
         _cut(model.graph, cuts[-1])
     return cuts
 
 
-def by_hand(call: Call, cuts: Sequence[Cut]) -> Call:
-    """The file itself, of whose outputs the caches are cut afterwards: what a cut graph is held against."""
+def by_hand(call: Call, cuts: Sequence[CutCache]) -> Call:
+    """Return a call of the file itself whose cache outputs are cut afterwards: the reference for the cut graph."""
 
     def cut(feeds: dict[str, Array]) -> Mapping[str, Array]:
         found = dict(call(feeds))
@@ -82,7 +83,7 @@ def by_hand(call: Call, cuts: Sequence[Cut]) -> Call:
 
 
 def _grown(model: ir.Model, fold: Fold) -> dict[str, dict[str, int]]:
-    """Find for each input the outputs of its type that are longer along one axis alone, with that axis."""
+    """Return for each input the outputs of its dtype that are longer along exactly one axis, with that axis."""
     graph, found = model.graph, dict[str, dict[str, int]]()
     sizes = Sizes(model, {}, fold, [*graph.inputs, *graph.outputs])
     for given, made in product(graph.inputs, graph.outputs):
@@ -94,11 +95,11 @@ def _grown(model: ir.Model, fold: Fold) -> dict[str, dict[str, int]]:
     return found
 
 
-def _cut(graph: ir.Graph, cut: Cut) -> None:
+def _cut(graph: ir.Graph, cut: CutCache) -> None:
     given = next(value for value in graph.inputs if value.name == cut.input)
     at, whole = next((at, value) for at, value in enumerate(graph.outputs) if value.name == cut.output)
     before = str(given.shape and given.shape[cut.axis])
-    for value in graph.inputs:  # a mask has as many columns as the cache has rows with the new ones
+    for value in graph.inputs:  # a mask has a column for each row of the cache and each new position
         sizes = [size if isinstance(size, int) else _now(size.value, before, cut.rows) for size in value.shape or ()]
         if value is given:
             sizes[cut.axis] = cut.rows
@@ -111,6 +112,6 @@ def _cut(graph: ir.Graph, cut: Cut) -> None:
 
 
 def _now(symbol: str | None, before: str, rows: int) -> int | str | None:
-    """An open size where one of its parts became a number: "past + L" is "6 + L"."""
+    """Return a symbolic size after one of its parts became a number: "past + L" becomes "6 + L"."""
     parts = [str(rows) if part.strip() == before else part.strip() for part in (symbol or "").split("+")]
     return sum(map(int, parts)) if all(map(str.isdecimal, parts)) else " + ".join(parts) or None

@@ -1,4 +1,4 @@
-"""Proof that segments of a graph, one after the other, compute what it computes of all their positions at once."""
+"""Checks that segments of a graph, one after another, compute what it computes for all their positions at once."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from txl_export.families.own_module.spec import StateSpec, StepSpec
 
 _Found = Mapping[str, Array]
 LIMIT = 1e-5
-"""Chained outputs may be this far from those of all positions at once, relative to the largest."""
+"""Largest difference of chained outputs from those of all positions at once, relative to the largest value."""
 SMALL = 1e-3
-"""The same for results whose largest is below 1, relative to that."""
+"""Like `LIMIT`, for results whose largest value is below 1; relative to that value."""
 SEGMENTS, LEAST = 6, 48
-"""Segments that are chained; more of short ones, until they have so many positions: a window of 8 is full then."""
+"""Least number of segments of a chain, and least number of its positions: then a window of 8 positions is full."""
 WHOLE = 3
-"""Segments that are also run in shorter ones, or as often as many as it takes for these to end with them."""
+"""Least number of segments that are compared with shorter segments over the same positions."""
 POSITIONS = 12
-"""Calls that are chained where one is one position."""
+"""Number of chained calls if a call is one position."""
 
 
 @dataclass(frozen=True)
-class Opened:
-    """A graph whose hidden states are explicit, these states, and what makes a graph run."""
+class OpenedGraph:
+    """A graph with explicit hidden states (`model`), these states, and a function that opens a graph to run it."""
 
     model: ir.Model
     hidden: Sequence[Hidden]
@@ -47,20 +47,20 @@ class Opened:
 
 
 def check_opened(
-    spec: StepSpec, step: FileStep, batch: int, lengths: Sequence[int], whole: Call, opened: Opened
+    spec: StepSpec, step: FileStep, batch: int, lengths: Sequence[int], whole: Call, opened: OpenedGraph
 ) -> None:
-    """Hold the graph with its hidden states open against the file, which forgets them after each call.
+    """Compare the graph with explicit states with the file, which forgets its hidden states after each call.
 
     Args:
-        spec: of the opened graph.
-        step: what it and the file call their tensors.
-        batch: B.
-        lengths: of segments.
-        whole: runs the file over positions of several segments; where a call is one position, over one.
-        opened: see there.
+        spec: the specification of the opened graph.
+        step: names of tensors in the file.
+        batch: the batch size B.
+        lengths: segment lengths.
+        whole: runs the file over the positions of several segments; over one position if a call is one position.
+        opened: the opened graph.
 
     Raises:
-        UsageError: nothing shows what a chain should return.
+        UsageError: nothing can show what a chain should return.
         CheckError: a chain returns something else.
     """
     own = {one.input: one.initial for one in opened.hidden}
@@ -87,10 +87,10 @@ def check_opened(
             _check(opened, name, found[side.spec.name], wanted[side.port], "the file's own run over all of them")
 
 
-def _check_alone(spec: StepSpec, step: FileStep, batch: int, whole: Call, opened: Opened) -> None:
-    """Run each recurrence alone over all positions that the chain gave it, for a file whose call is one position.
+def _check_alone(spec: StepSpec, step: FileStep, batch: int, whole: Call, opened: OpenedGraph) -> None:
+    """Check a file whose call is one position: run each recurrence alone over all positions that the chain gave it.
 
-    What lies around the recurrences is the same graph in the chain and in the file, whose first call is compared too.
+    The rest of the graph is the same in chain and file; the first call of both is compared, too.
     """
     if others := [one.input for one in opened.hidden if one.op not in RECURRENT]:
         raise UsageError(
@@ -129,7 +129,7 @@ def _check_alone(spec: StepSpec, step: FileStep, batch: int, whole: Call, opened
 
 
 def _alone(taken: Sequence[ir.Value], made: Sequence[ir.Value]) -> ir.Model:
-    """The recurrence between some inputs, of which the last one is a hidden state, and its results, as a model."""
+    """Return a recurrence with given inputs, of which the last is a hidden state, and its results, as a model."""
     kind = taken[-1].type
     for end in (*taken, *made):
         end.type, end.shape = end.type or kind, None
@@ -137,11 +137,11 @@ def _alone(taken: Sequence[ir.Value], made: Sequence[ir.Value]) -> ir.Model:
 
 
 def _as_found(entry: StateSpec, first: Array | None) -> StateSpec:
-    """A state that begins as in the file, where the user says other first numbers."""
+    """Return a state with the file's initial value in place of the user's."""
     return replace(entry, initial=0.0 if first is None else torch.from_numpy(first.astype(np.float32)))
 
 
-def _check(opened: Opened, name: str, found: Array, wanted: Array, other: str) -> None:
+def _check(opened: OpenedGraph, name: str, found: Array, wanted: Array, other: str) -> None:
     if not (apart := _apart(found, wanted)) <= LIMIT:
         raise CheckError(
             f"with {opened} carried on, {name} is {apart:.1g} from {other}, expected at most {LIMIT:g}: something else "
@@ -151,9 +151,9 @@ def _check(opened: Opened, name: str, found: Array, wanted: Array, other: str) -
 
 
 def divisible(spec: StepSpec, batch: int, length: int, shorter: int) -> bool:
-    """Tell if shorter segments give what longer ones give of the same positions, so that part of a segment can run.
+    """Return whether shorter segments compute the same as longer ones over the same positions.
 
-    Several segments are run, because a first one may return the same and leave other states behind.
+    Several segments are run, because the first may return the same and leave different states.
     """
     total = math.lcm(length, shorter) * WHOLE
     try:
@@ -164,7 +164,7 @@ def divisible(spec: StepSpec, batch: int, length: int, shorter: int) -> bool:
 
 
 def _given(spec: StepSpec, batch: int, length: int) -> tuple[Mapping[str, Tensor], Held]:
-    """Inputs of as many positions, from the samples where these have them, and first states: the same each time."""
+    """Return inputs of `length` positions and initial states, always the same: from samples if they are long enough."""
     samples = spec.samples
     enough = samples is not None and all(
         np.shape(samples[entry.name])[axis] >= length for entry in spec.inputs for axis in entry.axes.positions
@@ -176,14 +176,14 @@ def _given(spec: StepSpec, batch: int, length: int) -> tuple[Mapping[str, Tensor
 def _feeds(
     step: FileStep, inputs: Mapping[str, Tensor], states: Mapping[str, Tensor | None], taken: Collection[str]
 ) -> dict[str, Array]:
-    """Inputs that are given and states that are taken, by the file's names."""
+    """Return arrays by the file's names for inputs and for the states in `taken`."""
     sides = [(side, inputs.get(side.spec.name)) for side in step.inputs]
     sides += [(side, states[side.spec.name]) for side, _ in step.states if side.port in taken]
     return {side.port: tensor.numpy().astype(side.dtype) for side, tensor in sides if tensor is not None}
 
 
 def _chained(spec: StepSpec, batch: int, total: int, length: int) -> dict[str, Array]:
-    """Outputs of segments of a length over the positions of `_given`, one behind the other."""
+    """Return the outputs of segments, one after another, over the positions of `_given`."""
     eager, parts = Eager(spec), list[Mapping[str, Tensor]]()
     inputs, held = _given(spec, batch, total)
     counts = torch.full((batch,), length, dtype=torch.int32)
@@ -206,5 +206,5 @@ def _apart(found: Array, wanted: Array) -> float:
         return float("inf")
     apart = relative_difference(found, wanted.astype(found.dtype))
     largest = float(np.abs(wanted).max(initial=0.0))
-    # Results below 1 are held against 1 there: of ones of 1e-6 everything would pass.
+    # Relative to the largest result if that is below 1: an absolute limit would pass any result around 1e-6.
     return max(apart, apart / largest * LIMIT / SMALL) if 0 < largest < 1 else apart

@@ -1,11 +1,10 @@
-"""States that are hidden in a graph, made explicit: what begins anew in every call becomes an input and an output.
+"""Makes hidden states of a graph explicit: a state that begins anew in every call becomes an input and an output.
 
-A recurrence without a first state of its own forgets between calls; so do a convolution with zeros in front of its
-first position, a transposed one whose results overlap, and a sum over positions. Here each takes its state where it
-starts and returns its last one. That the opened graph, called segment by segment, is the same function as the graph
-over the whole sequence has to be proven by running both: other operators forget too, and are not looked for.
-
-A convolution with a stride is the same only where segments are multiples of the stride.
+A recurrent operator without an initial state from outside forgets between calls. So do a convolution with zeros before
+the first position, a transposed convolution whose results overlap, and a sum over positions. Each gets its state as an
+input and returns the last one. Other operators forget, too, and are not looked for. So it has to be checked, by running
+both, that the opened graph computes segment by segment what the original computes over the whole sequence. A
+convolution with a stride is right only if segments are multiples of the stride.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ from txl_export.families.graph.take.worker import WHOLE
 from txl_export.graphs.quantised_matmul import initializer
 
 _FIRST = 5
-"""The input of a recurrence that is the first of those that it starts from."""
+"""Number of the input with a recurrent operator's first initial state."""
 _SCALES = frozenset(("Add", "Sub", "Mul", "Div", "Cast", "Expand", "Reshape", "Squeeze", "Unsqueeze", "Transpose"))
-"""Operators between a sum, the number of what it sums up, and the division of both."""
+"""Operators that may stand between a sum over positions, the count of positions, and their division (an average)."""
 _ANEW = "begins with the same numbers in every call"
 _Read = tuple[str, str, Callable[[], None]]
-"""`Forgets.what`, `Forgets.fault`, and what makes the state explicit."""
+"""`Forgets.what`, `Forgets.fault`, and a function that makes the state explicit."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +46,11 @@ class Hidden:
     """A state that was made explicit.
 
     Attributes:
-        node, op: what carries it: an LSTM, GRU, RNN, Conv, ConvTranspose, CumSum or Range.
-        input, output: names of the new input and output, such as lstm.h and new_lstm.h: the same for the same graph.
-        shape: of both; a text is the symbol of a size that is open, such as the number of sequences.
-        initial: what a recurrence begins with, [1, 1, numbers]; None for zeros.
+        node, op: name and type of the node it belongs to: LSTM, GRU, RNN, Conv, ConvTranspose, CumSum or Range.
+        input, output: names of the new input and output, e.g. lstm.h and new_lstm.h; the same graph always gets the
+            same names.
+        shape: the shape of both; a text is the symbol of an open size, e.g. the number of sequences.
+        initial: the initial value of a recurrence, [1, 1, numbers]; None for zeros.
     """
 
     node: str
@@ -67,8 +67,8 @@ class Forgets:
 
     Attributes:
         node, op: its name and operator.
-        what: what it does in every call, as the rest of a sentence.
-        fault: why its state cannot be made explicit; "" where it can.
+        what: the rest of a sentence "This node …", e.g. "begins with the same numbers in every call".
+        fault: the reason why its state cannot be made explicit; "" if it can.
     """
 
     node: str
@@ -78,27 +78,27 @@ class Forgets:
 
 
 def forgets(model: ir.Model, segment: Mapping[str, int], fold: Fold) -> list[Forgets]:
-    """List what `open_hidden` opens or refuses; takes and raises the same, but refuses nothing. The graph stays."""
+    """List the nodes that `open_hidden` would open or refuse, without changing the graph; same arguments and errors."""
     with _checked():
         return [found for found, _ in _Opening(model, segment, fold).forgets()]
 
 
 def open_hidden(model: ir.Model, segment: Mapping[str, int], fold: Fold) -> list[Hidden]:
-    """Make the hidden states of a graph explicit, in place. The graph is of no use where this fails.
+    """Make the hidden states of a graph explicit, in place. After an error the graph is unusable.
 
     Args:
-        model: of opset 18 to 27, with constants folded; more can be told of sizes that are left open.
-        segment: by name of an input, its axis of positions; empty where nobody knows. What runs along another axis,
-            such as over bands, is left as it is. Where sizes do not tell that, a forward recurrence and zeros in front
-            alone are taken for states.
-        fold: computes what is always the same in a graph.
+        model: a graph of opset 18 to 27 with constants folded. Open sizes give more information than fixed ones.
+        segment: the axis of positions by the name of an input; {} if unknown. Operators along other axes, e.g. over
+            frequency bands, stay. If sizes do not show the axis, a forward recurrence, or zeros only in front, counts
+            as a state.
+        fold: computes constants of a graph.
 
     Returns:
-        The states, in the order of the nodes; none where nothing is hidden.
+        The states in the order of the nodes; [] if nothing is hidden.
 
     Raises:
-        UsageError: something forgets that cannot be made explicit: what needs later positions, stands in a branch or
-            loop, or begins with different numbers for each sequence.
+        UsageError: a node forgets and cannot be opened: it needs later positions, is inside a branch or loop, or begins
+            with different numbers for each sequence.
         CheckpointError: the graph's parts do not fit together.
         EndedError: see `Fold`.
     """
@@ -108,7 +108,7 @@ def open_hidden(model: ir.Model, segment: Mapping[str, int], fold: Fold) -> list
             if found.fault:
                 raise UsageError(f"{found.op} {printable(found.node)!r} {found.fault}")
             make()
-        model.graph.sort()  # what was added stands at the end
+        model.graph.sort()  # the new nodes were appended at the end
         RemoveUnusedNodesPass()(model)
         return opening.found
 
@@ -119,14 +119,14 @@ def _checked() -> Iterator[None]:
         yield
     except (TxlError, EndedError):
         raise
-    except Exception as error:  # onnx-ir raises what happens to go wrong
+    except Exception as error:  # onnx-ir raises many types
         raise CheckpointError(
             f"a graph whose parts do not fit together ({one_line(error)}), expected a valid one; export it again"
         ) from None
 
 
 def _nodes(graph: ir.Graph, holder: ir.Node | None = None) -> Iterator[tuple[ir.Node, ir.Node | None]]:
-    """Every node of the standard with the If, Loop or Scan in whose graph it stands."""
+    """Yield every node of a standard operator, with the If, Loop or Scan that contains it, or None."""
     for node in graph:
         if not node.domain or node.op_type in WHOLE:
             yield node, holder
@@ -144,7 +144,7 @@ class _Opening:
         self._counts, self._numbers_of = self._counting(), defaultdict[str, Iterator[int]](count)
 
     def forgets(self) -> Iterator[tuple[Forgets, Callable[[], None]]]:
-        """List what begins anew, in the order of the nodes, each with what makes its state explicit."""
+        """Yield each node that begins anew, with a function that makes its state explicit."""
         readers: dict[str, Callable[[ir.Node], _Read | None]] = {
             **dict.fromkeys(RECURRENT, self._recurrence),
             **dict.fromkeys(("Loop", "Scan"), self._loop),
@@ -159,10 +159,10 @@ class _Opening:
                 what, fault, make = read
                 yield Forgets(name_of(node), node.op_type, what, _inside(holder) or fault), make
 
-    # ---- what forgets
+    # ---- nodes that forget
 
     def _recurrence(self, node: ir.Node) -> _Read | None:
-        """An LSTM, GRU or RNN: each of its states that has no first value from outside."""
+        """Read an LSTM, GRU or RNN: its states without an initial value from outside are hidden."""
         places, given = range(_FIRST, _FIRST + RECURRENT[node.op_type]), [*node.inputs, *[None] * 8]
         starts = {at: self._sizes.constant(given[place]) for at, place in enumerate(places)}
         hidden = [at for at, place in enumerate(places) if given[place] is None or starts[at] is not None]
@@ -190,7 +190,7 @@ class _Opening:
             self._give(node.outputs[at + 1], start)
 
     def _loop(self, node: ir.Node) -> _Read | None:
-        """A Loop or Scan, which nobody opens: where it carries numbers that begin anew; a count is none."""
+        """Read a Loop or Scan that carries constant floats: it is never opened. Integers are counters."""
         carried = node.inputs[: len(node.inputs) - node.attributes.get_int("num_scan_inputs", 0)]
         if not any((first := self._sizes.constant(value)) is not None and first.dtype.kind == "f" for value in carried):
             return None
@@ -198,7 +198,7 @@ class _Opening:
         return _ANEW, f"carries what begins anew in every call, {advice}", lambda: None
 
     def _stateless(self, node: ir.Node) -> _Read | None:
-        """A LinearAttention or CausalConvWithState without `past_state`, the input that its owner has to give."""
+        """Read a LinearAttention or CausalConvWithState without `past_state`, which the user has to add."""
         if (*node.inputs, *[None] * 4)[3] is not None:
             return None
         return (
@@ -208,7 +208,7 @@ class _Opening:
         )
 
     def _convolution(self, node: ir.Node) -> _Read | None:
-        """A Conv that reads zeros in front of the first position, along one axis."""
+        """Read a Conv that reads zeros before the first position, along one axis."""
         if (window := read_window(node, self._sizes)) is None:
             return None
         for at, (front, behind) in enumerate(zip(window.front, window.behind, strict=True)):
@@ -221,7 +221,7 @@ class _Opening:
 
     def _open_window(self, node: ir.Node, window: Window, at: int) -> None:
         key = source, zeros, axis = window.source, window.front[at], at + 2
-        if key not in self._windows:  # what several read is carried once
+        if key not in self._windows:  # convolutions with the same source and number of zeros share one state
             shape = [zeros if each == axis else size for each, size in enumerate(self._sizes.of(source))]
             state = self._take(node, "window", shape, self._sizes.dtype(source))
             self._windows[key] = joined = self._add(state, "Concat", [state, source], axis=axis)
@@ -234,7 +234,7 @@ class _Opening:
             ir.convenience.replace_nodes_and_values(self._graph, node, [window.cut], [], [left_out], [made])
 
     def _transposed(self, node: ir.Node) -> _Read | None:
-        """A ConvTranspose whose last results are parts of those of the next positions."""
+        """Read a ConvTranspose whose last results overlap those of the next positions."""
         if (read := read_tail(node, self._sizes)) is None:
             return None
         window, at, fault = read
@@ -260,7 +260,7 @@ class _Opening:
         self._replace(old, result)
 
     def _sum(self, node: ir.Node) -> _Read | None:
-        """A CumSum along positions."""
+        """Read a CumSum along positions."""
         axes, source = numbers(node.inputs[1]), node.inputs[0]
         rank = len(self._sizes.of(source))
         if not axes or not rank or not self._sizes.follows(source, axes[0] % rank):
@@ -273,7 +273,8 @@ class _Opening:
         source = node.inputs[0]
         shape = [1 if each == axis else size for each, size in enumerate(self._sizes.of(source))]
         state = self._take(node, "sum", shape, self._sizes.dtype(source))
-        joined = self._add(state, "Concat", [state, source], axis=axis)  # so that numbers are added in the file's order
+        # sum the state first, so that numbers are added in the file's order
+        joined = self._add(state, "Concat", [state, source], axis=axis)
         sums = self._again(state, node, [joined, node.inputs[1]])
         last = self._cut(state, sums, -1, END, axis)
         if node.attributes.get_int("exclusive", 0):
@@ -282,7 +283,7 @@ class _Opening:
         self._replace(node, self._cut(state, sums, 1, END, axis))
 
     def _counting(self) -> set[ir.Node]:
-        """The Ranges along positions that a sum over positions is divided by."""
+        """Return the Ranges along positions by which a sum over positions is divided."""
         counts, sums, found = dict[ir.Value, ir.Node](), set[ir.Value](), set[ir.Node]()
         for node in self._graph:
             made, given = node.outputs[0], [value for value in node.inputs if value is not None]
@@ -300,7 +301,7 @@ class _Opening:
         return found
 
     def _count(self, node: ir.Node) -> _Read | None:
-        """A Range that counts positions for a sum over them."""
+        """Read a Range that counts positions for an average."""
         if node not in self._counts:
             return None
         return "counts the positions of one call alone", "", partial(self._open_count, node)
@@ -313,7 +314,7 @@ class _Opening:
         self._give(self._add(state, "Add", [state, self._add(state, "Mul", [number, node.inputs[2]])]), state)
         self._replace(node, self._add(state, "Add", [inside, state]))
 
-    # ---- what is added
+    # ---- adding nodes
 
     def _take(
         self,
@@ -323,7 +324,7 @@ class _Opening:
         dtype: ir.DataType,
         initial: NDArray[Any] | None = None,
     ) -> ir.Value:
-        """A state of a node: its input. The output comes with `_give`."""
+        """Add a state's input for a node and record the state; `_give` adds the output."""
         sizes = tuple(size for size in shape if size is not None)
         if len(sizes) != len(shape) or not sizes:
             raise UsageError(
@@ -341,21 +342,21 @@ class _Opening:
         return made
 
     def _give(self, value: ir.Value, state: ir.Value) -> None:
-        """Return a value as what a state is in the next call."""
+        """Return a value as the next value of a state: add the output."""
         if value.is_graph_output():
             value = self._add(state, "Identity", [value])
         value.name, value.type, value.shape = f"new_{state.name}", state.type, state.shape
         self._graph.outputs.append(value)
 
     def _add(self, state: ir.Value, op: str, inputs: Sequence[ir.Value | None], **attributes: int) -> ir.Value:
-        """Add a node for a state, and return its result."""
+        """Add a node for a state; return its result."""
         node = ir.node(op, inputs, attributes, name=f"{op}.{next(self._numbers_of[op])}.{state.name}")
         node.outputs[0].name = f"{state.name}.{node.name}"
         self._graph.append(node)
         return node.outputs[0]
 
     def _again(self, state: ir.Value, node: ir.Node, inputs: Sequence[ir.Value | None]) -> ir.Value:
-        """Add a copy of a node that takes other inputs."""
+        """Add a copy of a node with other inputs; return its result."""
         made = self._add(state, node.op_type, inputs)
         made.producer().attributes.update(node.attributes)  # type: ignore[union-attr]
         return made
@@ -364,7 +365,7 @@ class _Opening:
         return self._add(state, "Slice", [value, *(self._numbers(number) for number in (start, end, axis))])
 
     def _replace(self, node: ir.Node, value: ir.Value) -> None:
-        """Let a value stand where a node's result stood, and have its sizes."""
+        """Replace a node's result by a value, whose sizes are then known, too."""
         self._sizes.same(value, node.outputs[0])
         ir.convenience.replace_nodes_and_values(self._graph, node, [node], [], [node.outputs[0]], [value])
 
@@ -373,7 +374,7 @@ class _Opening:
 
 
 def _inside(holder: ir.Node | None) -> str:
-    """The fault of a node in the graph of an If, Loop or Scan; "" outside of one."""
+    """Return the fault of a node inside an If, Loop or Scan; "" for other nodes."""
     if holder is None:
         return ""
     advice = "choose one branch by --fix NAME=VALUE" if holder.op_type == "If" else "export a model without it"

@@ -1,7 +1,7 @@
-"""Sizes, types and constants of a graph's values, measured: copies of it with sizes that are numbers are folded.
+"""Measures sizes, dtypes and constants of a graph's values: copies with numbers for open sizes are folded.
 
-ONNX Runtime follows sizes through what is computed of them. It does so in the helper process: of 23 nodes that each put
-a shape behind itself, a shape inference that follows values makes 2.5 GB.
+ONNX Runtime computes the sizes, in the helper process. A shape inference in this process could be attacked: for 23
+nodes that each append a shape to itself it makes 2.5 GB.
 """
 
 from __future__ import annotations
@@ -20,21 +20,20 @@ from txl_export.families.graph.take.running import RunError
 from txl_export.graphs.quantised_matmul import initializer
 
 END = 2**63 - 1
-"""The end of an axis in a Slice."""
+"""Largest int64: the end of a Slice that reaches the end of an axis."""
 Fold = Callable[[ir.Model], ir.Model]
-"""Computes what is always the same in a graph, in the helper process, and returns a new graph."""
+"""Computes the constants of a graph in the helper process; returns a new graph."""
 _OPERATORS = {"Conv", "ConvTranspose", "CumSum", "Range", "Loop", "Scan", "Slice", "Reshape", "Pad", *RECURRENT}
 _POSITIONS = ((3840, 11520), (240, 720))
-"""Positions of a segment whose length is open, in two attempts: more than kernels have, and whole frames of audio; then
-fewer, of a graph that has a table with a row for each.
-"""
+"""Lengths for a segment whose length is open, two for each of two tries. The first are longer than any kernel, and
+whole frames of audio. The second are shorter, for graphs with a table that has a row for each position."""
 _SMALL = 2**16
-"""Numbers of a constant that go to the helper; of a larger one its sizes do."""
+"""Maximum number of values of a constant that is sent to the helper; for a larger one only its shape is sent."""
 
 
 @dataclass(frozen=True)
 class _Measured:
-    """A value's sizes and type, None where one is not known, and what it is where that is always the same."""
+    """Sizes and dtype of a value (None: unknown), and its content if it is constant."""
 
     sizes: tuple[int | None, ...] = ()
     dtype: ir.DataType | None = None
@@ -45,16 +44,16 @@ _NOTHING = _Measured()
 
 
 class Sizes:
-    """Sizes of a graph as it was when this was made, of what some operators take and return.
+    """Sizes of inputs and results of some operators, in the graph as it was when this object was made.
 
     Args:
-        model: the graph; it stays as it is.
-        segment: by name of an input, its axis of positions; empty where that is not known.
-        fold: computes what is always the same.
-        more: values that are measured beside those of some operators.
+        model: the graph; it is not changed.
+        segment: the axis of positions by the name of an input; {} if unknown.
+        fold: computes constants of a graph.
+        more: additional values to measure.
 
     Raises:
-        EndedError: the helper died of the graph.
+        EndedError: the helper process died on the graph.
     """
 
     def __init__(self, model: ir.Model, segment: Mapping[str, int], fold: Fold, more: Iterable[ir.Value] = ()) -> None:
@@ -76,45 +75,45 @@ class Sizes:
             self._long = {}
 
     def of(self, value: ir.Value | None) -> tuple[Size | None, ...]:
-        """The sizes of a value: a text is an open one, None is not known; empty where nothing is."""
+        """Return the sizes of a value: a text for an open size, None for an unknown one; () if nothing is known."""
         if value is not None and value.const_value is not None:
             return tuple(value.const_value.shape.numpy())
         one, two = (found.get(value, _NOTHING).sizes for found in (self._short, self._other))
         return tuple(self._told(a, b) for a, b in zip(one, two, strict=False))
 
     def _told(self, one: int | None, two: int | None) -> Size | None:
-        """A number that two attempts agree on, or the symbol that both had numbers for."""
+        """Return a number that two measurements agree on, or the symbol that had these numbers in both; else None."""
         names = [symbols.get(number or 0) for symbols, number in zip(self._symbols, (one, two), strict=True)]
         return one if one == two else names[0] if names[0] == names[1] else None
 
     def same(self, value: ir.Value, other: ir.Value) -> None:
-        """Let what is known of one value be known of a new one, which stands where it stood."""
+        """Copy all facts about `other` to `value`, which replaces it."""
         for found in (self._short, self._other, self._long):
             if other in found:
                 found[value] = found[other]
 
     def dtype(self, value: ir.Value | None) -> ir.DataType:
-        """The type of a value's numbers; float32 where it is not known."""
+        """Return a value's dtype; float32 if it is unknown."""
         return self._short.get(value, _NOTHING).dtype or ir.DataType.FLOAT
 
     def constant(self, value: ir.Value | None) -> NDArray[Any] | None:
-        """A value that is always the same but for its sizes, as it is with some sizes; None where it is not."""
+        """Return the content of a constant; if it depends on sizes, the content for one choice of sizes; else None."""
         known = None if value is None else value.const_value
         return self._short.get(value, _NOTHING).constant if known is None else known.numpy()
 
     def follows(self, value: ir.Value | None, axis: int) -> bool | None:
-        """True where an axis becomes longer with the segment; None where that cannot be told."""
+        """Return whether an axis grows with the segment; None if that is unknown."""
         one, two = ((*found.get(value, _NOTHING).sizes, *[None] * 9)[axis] for found in (self._short, self._long))
         return None if one is None or two is None else one != two
 
     def less(self, value: ir.Value, cut: ir.Value, axis: int) -> Size | None:
-        """The rows by which an axis of `cut` is shorter than that of `value`; None where that is not known."""
+        """Return the number of rows by which an axis of `cut` is shorter than that of `value`; None if unknown."""
         runs = [[found.get(end, _NOTHING).sizes for end in (value, cut)] for found in (self._short, self._other)]
         found = [(one[axis] or 0) - (two[axis] or 0) for one, two in runs if len(one) == len(two) > axis]
         return self._told(found[0], found[1]) if len(found) == 2 else None
 
     def _is_fixed(self, node: ir.Node) -> bool:
-        """True where a Reshape to [B, 7, 6], or a Slice up to 7, hides that its input is longer than 7 positions."""
+        """Return whether a node hides its input's length: a Reshape to [B, 7, 6], or a Slice up to 7."""
         if node.op_type != "Reshape" and (node.op_type != "Slice" or numbers(node.inputs[1]) != [0]):
             return False
         (given, longer), (made, same) = (
@@ -133,11 +132,17 @@ def _measured(
     times: int,
     attempt: int,
 ) -> dict[ir.Value | None, _Measured]:
-    """Measure values of the outer graph, for an open length and for `times` the positions that it fixes; other open
-    sizes have the numbers of an attempt. Nothing where the graph does not run with these.
+    """Measure values of the outer graph; {} if it does not run with these sizes.
+
+    Args:
+        model, segment, fold: as in `Sizes`.
+        values: the values to measure.
+        length: the number of positions of a segment if it is open.
+        times: the factor on the number of positions if it is fixed.
+        attempt: selects the numbers for other open sizes.
 
     Raises:
-        EndedError: the helper died of the graph.
+        EndedError: the helper process died on the graph.
     """
     graph = (copy := model.clone()).graph
     numbers = _numbers(graph, segment, attempt)
@@ -163,7 +168,7 @@ def _measured(
     twins = ir.convenience.create_value_mapping(graph, include_subgraphs=False)
     asked = {value: twins[str(value.name)] for value in values if value.const_value is None and value.name in twins}
     graph.outputs.clear()
-    # ONNX Runtime notes what it has inferred of a graph that it changes alone: a constant's copy always goes.
+    # ONNX Runtime writes inferred shapes only if it changes the graph: the Identity of this constant is always removed.
     for at, end in enumerate([*asked.values(), initializer(graph, "measured.is.0", np.int64(0))]):
         shown = ir.node("Identity", [end])
         shown.outputs[0].name = f"measured.{at}"
@@ -171,7 +176,7 @@ def _measured(
         graph.outputs.append(shown.outputs[0])
     try:
         found = fold(copy).graph.outputs if asked else ()
-    except RunError:  # the sizes do not go together
+    except RunError:  # the sizes contradict each other
         return {}
     return {
         value: _Measured(
@@ -184,8 +189,10 @@ def _measured(
 
 
 def _numbers(graph: ir.Graph, segment: Mapping[str, int], attempt: int) -> dict[Size, int]:
-    """Numbers for open sizes that are not of positions, no two as far apart as in another attempt: "past + 1" has one
-    more than "past".
+    """Return numbers for open sizes other than positions.
+
+    Numbers of two attempts differ by different amounts, so that they identify a symbol. A sum such as "past + 1" is
+    computed from its parts.
     """
     sizes = {(value.name, axis): _size(value, axis) for value in graph.inputs for axis in range(len(value.shape or ()))}
     along = {sizes.get(place) for place in segment.items()}
@@ -199,6 +206,6 @@ def _numbers(graph: ir.Graph, segment: Mapping[str, int], attempt: int) -> dict[
 
 
 def _size(value: ir.Value, axis: int) -> Size:
-    """The size of an input, an open one by the name that `reading` has for it."""
+    """Return the size of an axis of an input; an open one by the name that `reading` gives it."""
     size = None if value.shape is None else value.shape[axis]
     return size if isinstance(size, int) else (size and size.value) or f"input {value.name} axis {axis}"

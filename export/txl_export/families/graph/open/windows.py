@@ -1,7 +1,8 @@
-"""Convolutions along positions: what one reads in front of them, and what a transposed one leaves for later ones.
+"""Reads convolutions along positions: the positions before the first that one needs, and results that overlap the next.
 
-Example: a kernel of 5 over [B, C, L] with 4 zeros in front reads 4 positions that the call before had. A transposed one
-of 8 with a stride of 4 returns [B, C, 4 · L + 4], whose last 4 results are parts of the next call's first ones.
+E.g. a kernel of 5 over [B, C, L] with 4 zeros in front needs 4 positions of the call before. A transposed convolution
+with a kernel of 8 and a stride of 4 returns [B, C, 4 · L + 4]; its last 4 results have to be added to the next call's
+first 4.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from txl_export.families.graph.open.measuring import Sizes
 
 @dataclass
 class Window:
-    """A Conv or ConvTranspose; a list has a number for each axis from the third.
+    """A Conv or ConvTranspose; each list has a number for each axis from the third on.
 
     Attributes:
-        source: the Conv's input, without a Pad in front.
-        spans, strides: positions that a result spans, and from one result to the next; of a ConvTranspose results that
-            a position gives, and from those of one position to those of the next.
-        front, behind: positions that a Conv adds in front and behind, as many as a result spans where these are
-            computed; results that a ConvTranspose drops.
-        other: what stands there if not zeros, or "".
-        cut: a Slice that drops what stands behind along one axis, or None.
+        source: the input of the Conv, or of a Pad before it.
+        spans, strides: the number of positions that a result covers, and the step from one result to the next. For a
+            ConvTranspose, results and positions change places.
+        front, behind: positions that a Conv adds in front and behind (`spans` if the numbers are computed), or results
+            that a ConvTranspose drops.
+        other: in words, the padding if it is not a fixed number of zeros; else "".
+        cut: a Slice after the node that drops the end of one axis, or None.
     """
 
     source: ir.Value | None
@@ -37,7 +38,7 @@ class Window:
     cut: ir.Node | None = None
 
     def fault(self, at: int) -> str:
-        """Why what a Conv reads in front along an axis cannot be a state; "" where it can."""
+        """Return why the positions before the first cannot be a state along an axis; "" if they can."""
         front, least = self.front[at], self.spans[at] - self.strides[at]
         if self.other:
             return f"is padded by {self.other}, expected a fixed number of zeros in front of the positions"
@@ -49,7 +50,7 @@ class Window:
 
 
 def read_window(node: ir.Node, sizes: Sizes) -> Window | None:
-    """A Conv with what stands around it; None where its kernel is not known."""
+    """Read a Conv with the Pad before it and the Slice after it; None if its kernel is unknown."""
     if (window := _read(node, sizes)) is None:
         return None
     if node.attributes.get_string("auto_pad", "NOTSET").startswith("SAME"):
@@ -62,9 +63,11 @@ def read_window(node: ir.Node, sizes: Sizes) -> Window | None:
 
 
 def read_tail(node: ir.Node, sizes: Sizes) -> tuple[Window, int, str] | None:
-    """A ConvTranspose, the axis from the third along which its results overlap those of the next positions, and why
-    these cannot be carried or ""; None where they do not overlap. A Slice behind it may drop more or fewer: then the
-    chain has not as many results as the file.
+    """Read a ConvTranspose: the window, the axis from the third along which results overlap the next call's, and a
+    fault.
+
+    The fault is the reason why the overlap cannot be carried, or "". None if nothing overlaps. A Slice after the node
+    may drop a wrong number of results; then the chain's length differs from the file's.
     """
     if (window := _read(node, sizes)) is None:
         return None
@@ -94,7 +97,7 @@ def _read(node: ir.Node, sizes: Sizes) -> Window | None:
 
 
 def _add_pad(window: Window) -> None:
-    """Zeros of a Pad are as good as those of the Conv behind it."""
+    """Add the zeros of a Pad before a Conv to the Conv's own."""
     pad = None if window.source is None else window.source.producer()
     if pad is None or pad.op_type != "Pad":
         return
@@ -117,12 +120,12 @@ def _add_pad(window: Window) -> None:
 
 
 def _cut(node: ir.Node, sizes: Sizes) -> tuple[int, int, ir.Node] | None:
-    """The axis from the third that a Slice behind a node cuts on the right, by how much, and the Slice.
+    """Return the axis from the third that a Slice after a node cuts at its end, the number it drops, and the Slice.
 
-    Convolutions are often padded on both sides, and what is too much is cut off.
+    Convolutions are often padded on both sides, and the surplus is cut off.
     """
     made = node.outputs[0]
-    users = [user for user, _ in made.uses() if user.op_type != "Shape"]  # by which the end may be computed
+    users = [user for user, _ in made.uses() if user.op_type != "Shape"]  # a Shape may serve the Slice
     if len(users) != 1 or users[0].op_type != "Slice":
         return None
     starts, _, axes = (numbers(value) for value in (*users[0].inputs, None)[1:4])

@@ -1,1 +1,1 @@
-"""A foreign file, from its bytes to a module that stands for it and to programs."""
+"""Takes an ONNX file from its bytes to a module that calls it, and to a bundle's programs."""

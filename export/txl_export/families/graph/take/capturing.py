@@ -1,8 +1,8 @@
-"""Programs of a foreign graph: its sizes made those of a program, its operators those that a bundle's graphs may have.
+"""Makes a bundle's programs from an ONNX graph: with fixed sizes, and with operators that bundles allow.
 
-The graph is folded anew for each program, by ONNX Runtime in the helper process: with sizes that are numbers, most of
-what exporters compute of sizes vanishes. What the file does not do is put around it: types of a bundle, normalised
-logits, and states of idle sequences that stay as they are.
+For each program ONNX Runtime folds the graph anew, in the helper process: with fixed sizes, most of the arithmetic on
+shapes that exporters write vanishes. Around the graph go nodes for what a bundle requires: its dtypes, normalised
+logits, and states of idle sequences that stay.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TYPES = {"float32": ir.DataType.FLOAT, "int32": ir.DataType.INT32, "bool": ir.D
 
 
 def capturing(graph: ir.Model, step: FileStep, plan: Plan, helper: Helper) -> Capture:
-    """Make the graphs of a file's programs, each of a copy of the file's graph."""
+    """Return a function that makes programs' graphs, each from a copy of the file's graph."""
 
     def again(name: str, network: StepNetwork, _: Example) -> ir.Model:
         try:
@@ -62,7 +62,7 @@ def capturing(graph: ir.Model, step: FileStep, plan: Plan, helper: Helper) -> Ca
 
 
 def _sized(graph: ir.Model, step: FileStep, network: StepNetwork) -> ir.Model:
-    """The graph with a program's sizes as its own."""
+    """Return a copy of the graph with a program's sizes."""
     model = copied(graph)
     sizes = {spec.name: spec.shape for spec in network.inputs}
     taken = {side.port: sizes[side.spec.name] for side in step.inputs}
@@ -76,7 +76,7 @@ def _sized(graph: ir.Model, step: FileStep, network: StepNetwork) -> ir.Model:
 
 
 def _put_around(graph: ir.Graph, step: FileStep, plan: Plan, network: StepNetwork) -> None:
-    """Make a graph's inputs and outputs the program's, in its order, in place."""
+    """Replace a graph's inputs and outputs by the program's, in its order, in place."""
     given = {spec.name: ir.Value(name=spec.name, type=ir.TensorType(_TYPES[spec.dtype])) for spec in network.inputs}
     kinds = {spec.name: _TYPES[spec.dtype] for spec in network.outputs}
     states = {state.name: state for state in plan.states}
@@ -95,7 +95,7 @@ def _put_around(graph: ir.Graph, step: FileStep, plan: Plan, network: StepNetwor
         return value if kind is None or value.dtype == kind else node("Cast", value, to=kind.value)
 
     def after(state: StateTensor, port: str) -> ir.Value:
-        """The state after the step, that before it for a sequence that is idle."""
+        """Return the state after the step; an idle sequence's is the state before it."""
         value = cast(results[port], kinds[state.output])
         if plan.streams != "independent" or state.batch_axis is None:
             return value

@@ -1,7 +1,7 @@
-"""A file in the place of a module: what `own_module` proves and writes, with a graph that the helper process runs.
+"""Puts an ONNX file in the place of a user's module, so that `own_module` can prove it and write a bundle.
 
-So whatever is asked of a model of the user's own is asked of the file: which states are fed back, whether sequences are
-independent, what a chain of segments returns.
+The helper process runs the graph. The file is then checked like a module: which states are fed back, whether sequences
+are independent, and what a chain of segments returns.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from txl_export.families.graph.take.running import RunError, Runner
 from txl_export.families.own_module.spec import InputSpec, OutputSpec, StateSpec, StepSpec
 
 Call = Callable[[dict[str, Array]], Mapping[str, Array]]
-"""Outputs by name for inputs by name."""
+"""A function that returns outputs by name for inputs by name."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """One tensor of a step: its name and NumPy's dtype in the graph, and what the step says of it."""
+    """A tensor of a step: its name and NumPy dtype in the graph, and its entry in the specification."""
 
     port: str
     dtype: str
@@ -37,13 +37,14 @@ class Side:
 
 @dataclass(frozen=True)
 class FileStep:
-    """A graph as a step.
+    """The tables of a graph as a step.
 
     Attributes:
-        inputs, outputs: all but the states.
-        states: each with the graph's name of the output that is its next value.
-        sequences, positions: B and L where the graph fixes them, else None; 1 position where no input has any.
-        shown: the graph's names of states that the file itself takes.
+        inputs, outputs: without states.
+        states: each with the name of the graph's output that is its next value.
+        sequences, positions: the batch size B and segment length L if the graph fixes them, else None; 1 position if no
+            input has an axis of positions.
+        shown: names of states that are inputs of the original file, i.e. were not hidden.
     """
 
     inputs: tuple[Side, ...]
@@ -54,7 +55,7 @@ class FileStep:
     shown: frozenset[str]
 
     def spec(self, module: nn.Module) -> StepSpec:
-        """The specification, for a module that takes inputs and states and returns outputs and states."""
+        """Return the specification for a module that takes inputs and states and returns outputs and states."""
         return StepSpec(
             module,
             [side.spec for side in self.inputs],  # type: ignore[misc]
@@ -65,13 +66,13 @@ class FileStep:
 
 
 class FileModule(nn.Module):
-    """A graph as PyTorch's module, without gradients.
+    """A graph as a PyTorch module, without gradients.
 
     Args:
-        step: what it takes and returns.
-        call: runs the graph on arrays by its names.
-        graph: whose float32 initializers are the parameters.
-        number: tells graphs with the same parameters apart.
+        step: the graph's tables.
+        call: runs the graph on arrays by the graph's names.
+        graph: its float32 initializers become the module's parameters.
+        number: a hash of the graph, so that graphs with equal parameters get different model ids.
     """
 
     def __init__(self, step: FileStep, call: Call, graph: ir.Graph, number: int) -> None:
@@ -83,7 +84,7 @@ class FileModule(nn.Module):
             tensor = value.const_value
             if tensor is not None and tensor.dtype == ir.DataType.FLOAT:
                 values = torch.from_numpy(tensor.numpy().copy())
-                self._parameters[name] = nn.Parameter(values, requires_grad=False)  # torch's own way allows no dots
+                self._parameters[name] = nn.Parameter(values, requires_grad=False)  # register_parameter refuses dots
 
         def run(*given: Tensor) -> tuple[Tensor, ...]:
             feeds = {side.port: tensor.numpy().astype(side.dtype) for side, tensor in zip(takes, given, strict=True)}
@@ -95,16 +96,16 @@ class FileModule(nn.Module):
         self._run = run
 
     def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
-        """Outputs, then states."""
+        """Return the outputs, then the states."""
         return self._run(*given)
 
 
 def caller(runner: Runner, path: Path, constants: Mapping[str, Array]) -> Call:
-    """A function that runs a file, with the same values for some inputs in each call.
+    """Return a function that runs a file, with `constants` as inputs in each call.
 
-    Raises, where it is called:
+    The function raises:
         UsageError: the file does not run with these shapes.
-        BackendError: its process died, or its time is over.
+        BackendError: the process died or ran out of time.
     """
 
     def call(feeds: dict[str, Array]) -> Mapping[str, Array]:
@@ -120,10 +121,10 @@ def caller(runner: Runner, path: Path, constants: Mapping[str, Array]) -> Call:
 
 
 def kind_of(name: str, dtype: str) -> str:
-    """The type that a step has for one of a graph, e.g. float32 for float16.
+    """Return a step's dtype for a graph's, e.g. "float32" for "float16".
 
     Raises:
-        UsageError: no bundle has it.
+        UsageError: a bundle has no dtype for it.
     """
     kinds = dict.fromkeys(("float16", "float32", "float64"), "float32")
     kinds |= {"bool": "bool", "int64": "int64", "uint32": "int64"}

@@ -1,6 +1,6 @@
-"""Inputs and sizes of a foreign graph that are always the same: `--fix NAME=VALUE`, before anything is run.
+"""Fixes inputs and open sizes of an ONNX graph to constants, before it runs: `--fix NAME=VALUE`.
 
-A name is that of an input, of an open size, or INPUT:AXIS for a size that the file leaves without a name.
+NAME is an input, an open size, or INPUT:AXIS for an open size without a name.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ ADVICE = "check --fix"
 
 
 def fix(foreign: Foreign, values: Mapping[str, Any]) -> tuple[ir.Model, dict[str, Array]]:
-    """The graph with some inputs as constants and some sizes as numbers.
+    """Return a copy of the graph with some inputs as constants and some sizes as numbers.
 
     Args:
         foreign: the file.
-        values: what to fix, by name: numbers, arrays, or JSON of them; of a size a whole number.
+        values: values by name: numbers, arrays, or their JSON; for a size an integer.
 
     Returns:
-        A graph of its own, and the values of the inputs that it no longer has.
+        The new graph, and the values of the inputs that it no longer has.
 
     Raises:
-        UsageError: a name is none of the file's, or a value is none for it.
-        CheckpointError: as `copied`.
+        UsageError: the file has no such name, or the value does not fit.
+        CheckpointError: see `copied`.
     """
     model, constants = copied(foreign.model), dict[str, Array]()
     ports = {port.name: port for port in (*foreign.inputs, *foreign.optional)}
@@ -68,7 +68,7 @@ def fix(foreign: Foreign, values: Mapping[str, Any]) -> tuple[ir.Model, dict[str
 
 
 def forget_sizes(graph: ir.Graph) -> None:
-    """Sizes that were noted of what the graph computes on its way, which follow from those of the inputs."""
+    """Remove the recorded shapes of intermediate values: they follow from the inputs' sizes, which have changed."""
     results = {id(value) for value in graph.outputs}
     for node in graph.all_nodes():
         for value in node.outputs:
@@ -77,10 +77,10 @@ def forget_sizes(graph: ir.Graph) -> None:
 
 
 def drop_unread(model: ir.Model, kept: Collection[str]) -> dict[str, Array]:
-    """Take away the inputs of fixed sizes that nothing reads, in place, but for some.
+    """Remove inputs of fixed shape that no node reads, in place, except those in `kept`.
 
     Returns:
-        What the file can be given for them.
+        Zeros by name, for calls of the original file, which still needs these inputs.
     """
     found: dict[str, Array] = {}
     for value in list(model.graph.inputs):
@@ -94,11 +94,13 @@ def drop_unread(model: ir.Model, kept: Collection[str]) -> dict[str, Array]:
 
 
 def lengthen(model: ir.Model, segment: Mapping[str, int]) -> bool:
-    """Leave the number of positions open where a file fixes it, in place; whether it does. Not each graph runs then.
+    """Open the axis of positions where a file fixes it, in place; return whether anything changed.
+
+    The result may not run: nodes can contain the old number.
 
     Args:
-        model: of the file.
-        segment: by name of an input, its axis of positions.
+        model: the file's graph.
+        segment: the axis of positions by the name of an input.
     """
     fixed = False
     for value in model.graph.inputs:
@@ -140,12 +142,12 @@ def _to_constant(graph: ir.Graph, value: ir.Value, constant: Array) -> None:
     value.shape = ir.Shape(constant.shape)
     try:
         graph.register_initializer(value)
-    except ValueError as error:  # it is the result of a node as well, or of another initializer's name
+    except ValueError as error:  # the name also belongs to a node's result or to a second initializer
         raise CheckpointError(f"{value.name} cannot be fixed ({one_line(error)}); export the file again") from None
 
 
 def _places(name: str, foreign: Foreign) -> list[tuple[str, int]]:
-    """The axes of inputs that a name is of."""
+    """Return the axes of inputs that a name refers to, as (input, axis)."""
     named = [(port.name, axis) for port in foreign.inputs for axis, size in enumerate(port.shape) if size == name]
     if named or (match := _AXIS.fullmatch(name)) is None:
         return named

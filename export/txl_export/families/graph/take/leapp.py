@@ -1,7 +1,7 @@
-"""A folder that LEAPP wrote, NVIDIA's exporter of policies: its ONNX files, their states, and what these start as.
+"""Reads a folder of LEAPP, NVIDIA's exporter of policies: ONNX files, their states, and initial values.
 
-Its YAML file says what each node takes and returns, and which output is which input of the next call. The first values
-of these inputs lie in a safetensors file. To read that takes no LEAPP, and whether it fits the graph is not seen here.
+A YAML file says what each node takes and returns, and which output is which input of the next call; a safetensors file
+holds initial values. LEAPP itself is not needed. Whether the tables fit the graph is checked elsewhere.
 """
 
 from __future__ import annotations
@@ -18,19 +18,21 @@ from typing import Annotated, Any
 from msgspec import Meta, MsgspecError, Struct, convert, field
 from numpy.typing import NDArray
 from txl_runtime.bundle.tensor_file import read_whole
-from txl_runtime.errors import BackendError, CheckpointError, one_line, some
-from txl_runtime.installing import pip_line
+from txl_runtime.errors import CheckpointError, one_line, some
 
 from txl_export.checkpoints.files.pickle_names import shown
+from txl_export.checkpoints.files.yaml_files import MOST_BYTES, read_yaml
 from txl_export.regular import read_regular
 
-MOST_BYTES, MOST_PARTS, DEEPEST, MOST_FILE_BYTES = 2**20, 2**16, 32, 2**31 - 1
-"""Bounds of YAML: bytes, parts (an alias counts as all that it stands for), depth. Bytes of each other file."""
+MOST_FILE_BYTES = 2**31 - 1
+"""Maximum number of bytes of a file beside the YAML file."""
 AGAIN = "export it again with LEAPP"
 
 
 class _Tensor(Struct):
     name: str
+    kind: Any = None
+    element_names: Any = None
 
 
 class _Node(Struct):
@@ -56,35 +58,37 @@ class _Document(Struct):
 
 @dataclasses.dataclass(frozen=True)
 class Leapp:
-    """One node of a folder, or a file alone.
+    """One node of a LEAPP folder, or an ONNX file without tables.
 
     Attributes:
-        path: its ONNX file.
-        states: names of outputs by the inputs that they are in the next call.
-        initial: arrays that these inputs are in the first call; empty, for zeros, where the folder has none.
-        rate: calls a second; None where nobody said so.
+        path: the ONNX file.
+        states: for the input of a state, the output that is its next value.
+        initial: initial values by the names of inputs; {} means zeros.
+        rate: calls per second; None if unknown.
+        facts: what the inputs and outputs that are no states mean, for the manifest's `family`.
     """
 
     path: Path
     states: dict[str, str] = dataclasses.field(default_factory=dict)
     initial: dict[str, NDArray[Any]] = dataclasses.field(default_factory=dict)
     rate: float | None = None
+    facts: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def is_leapp(path: Path) -> bool:
-    """True for a path that `read_leapp` takes, by the first words of its YAML file; this takes no package."""
+    """Return whether `read_leapp` reads a path: its YAML file begins like LEAPP's. Needs no package."""
     return bool(_texts(path)[0])
 
 
 def read_leapp(path: Path) -> Leapp:
-    """One node of a folder that LEAPP 0.6 or 0.7 wrote.
+    """Read one node of a folder that LEAPP 0.6 or 0.7 wrote.
 
     Args:
-        path: of the folder or of its YAML file. Where that has several nodes, `:NODE` behind it takes one.
+        path: the folder or its YAML file. If there are several nodes, append `:NODE`.
 
     Raises:
         BackendError: PyYAML is not installed.
-        CheckpointError: there is no such node, or the files are damaged, too large, or do not fit together.
+        CheckpointError: the node is missing, or files are damaged, too large, or contradict each other.
     """
     texts, name = _texts(path)
     if len(texts) != 1:
@@ -104,15 +108,24 @@ def read_leapp(path: Path) -> Leapp:
         found = f"{table}: all that {shown(name)} returns is given to it again ({some([*states.values()])})"
         raise CheckpointError(f"{found}, expected an output beside; have LEAPP return it twice, as state and as output")
     initial = _first_values(table, flow.initial_values, name, states) if flow.initial_values else {}
-    return Leapp(_graph(table, name, node), states, initial, flow.configs.frequency)
+    facts = {
+        "observations": [_meaning(tensor) for tensor in node.inputs if tensor.name not in states],
+        "actions": [_meaning(tensor) for tensor in node.outputs if tensor.name not in states.values()],
+    }
+    return Leapp(_graph(table, name, node), states, initial, flow.configs.frequency, facts)
+
+
+def _meaning(tensor: _Tensor) -> dict[str, Any]:
+    said = {"kind": tensor.kind, "elements": tensor.element_names}
+    return {"name": tensor.name, **{key: value for key, value in said.items() if value}}
 
 
 def _texts(path: Path) -> tuple[dict[Path, str], str]:
-    """Texts that begin as LEAPP's YAML files do, by their paths, and the node that is named behind a path, or ""."""
+    """Return the text of each YAML file like LEAPP's, by path, and the node that is appended to `path`, or ""."""
     (head, _, node), found = path.name.rpartition(":"), dict[Path, str]()
-    with suppress(OSError):  # of a name that is too long
+    with suppress(OSError):  # the name may be too long for the file system
         path, node = (path.with_name(head), node) if head and not path.exists() else (path, "")
-        if (path / "config.json").exists():  # a folder of Hugging Face's, which is not looked through
+        if (path / "config.json").exists():  # a Hugging Face folder: do not search it
             return found, node
         for file in sorted(path.glob("*.yaml")) if path.is_dir() else [path]:
             with suppress(OSError, CheckpointError, UnicodeDecodeError):
@@ -122,29 +135,15 @@ def _texts(path: Path) -> tuple[dict[Path, str], str]:
 
 
 def _read(table: Path, text: str) -> _Document:
-    """Read a YAML file as texts, lists and tables alone: its tags make no objects."""
+    """Parse YAML into texts, lists and tables."""
     try:
-        import yaml  # an extra
-    except ModuleNotFoundError:
-        raise BackendError(f"{table}: to read it takes PyYAML, not installed here; {pip_line('leapp')}") from None
-    loader, parts, sizes, around = getattr(yaml, "CBaseLoader", yaml.BaseLoader), 0, dict[str, int](), []
-    try:
-        for event in yaml.parse(text, loader):
-            if isinstance(event, yaml.CollectionStartEvent):
-                around.append((event.anchor, parts))
-            elif isinstance(event, yaml.CollectionEndEvent):
-                anchor, before = around.pop()
-                sizes[anchor] = parts - before
-            parts += sizes.get(event.anchor, MOST_PARTS) if isinstance(event, yaml.AliasEvent) else 1
-            if parts > MOST_PARTS or len(around) > DEEPEST:  # LEAPP refers to lists again, others to lists of lists
-                raise ValueError(f"more than {MOST_PARTS} parts, or {DEEPEST} in one another, or one in itself")
-        return convert(yaml.load(text, loader), _Document, strict=False)  # noqa: S506 - it makes no objects
-    except (ValueError, MsgspecError, yaml.YAMLError) as error:
+        return convert(read_yaml(table, text), _Document, strict=False)
+    except (ValueError, MsgspecError) as error:
         raise CheckpointError(f"{table}: {shown(one_line(error))}; expected YAML of LEAPP's: {AGAIN}") from None
 
 
 def _pairs(table: Path, nodes: dict[str, _Node], flow: dict[str, list[str]]) -> dict[str, str]:
-    """Outputs by the inputs that they are in the next call, each as NODE/NAME."""
+    """Return the feedback table: for an input NODE/NAME, the output NODE/NAME that it gets in the next call."""
     outputs = {f"{name}/{tensor.name}" for name, node in nodes.items() for tensor in node.outputs}
     inputs = {f"{name}/{tensor.name}" for name, node in nodes.items() for tensor in node.inputs}
     found = dict[str, str]()
@@ -156,7 +155,7 @@ def _pairs(table: Path, nodes: dict[str, _Node], flow: dict[str, list[str]]) -> 
 
 
 def _graph(table: Path, name: str, node: _Node) -> Path:
-    """The ONNX file of a node, which is the one that LEAPP wrote."""
+    """Return the ONNX file of a node; its SHA-256 must be the recorded one."""
     backend, named, expected = (str(node.parameters.get(key)) for key in ("backend", "model_path", "sha256sum"))
     if backend != "onnx":
         raise CheckpointError(f"{table}: {shown(name)} is saved as {shown(backend)}, expected onnx; {AGAIN} as that")
@@ -167,7 +166,7 @@ def _graph(table: Path, name: str, node: _Node) -> Path:
 
 
 def _first_values(table: Path, named: str, name: str, states: Collection[str]) -> dict[str, NDArray[Any]]:
-    """The arrays that the states start as, of which there are those of all of them or none."""
+    """Return the states' initial values; a file that has some but not all is refused."""
     file, arrays = _beside(table, named, lambda data: read_whole(io.BytesIO(data), len(data), MOST_BYTES)[1])
     if lacking := [state for state in states if f"{name}/{state}" not in arrays]:
         raise CheckpointError(f"{file}: nothing for {shown(f'{name}/{lacking[0]}')}, expected an array; {AGAIN}")
@@ -175,7 +174,7 @@ def _first_values(table: Path, named: str, name: str, states: Collection[str]) -
 
 
 def _beside(table: Path, named: str, read: Callable[[bytes], Any]) -> tuple[Path, Any]:
-    """A file that a YAML file names, which has to lie in its folder or below, wherever links lead; what is in it."""
+    """Return the path and content of a file that a YAML file names; it must lie in its folder, links resolved."""
     file, place = table.parent / named, os.path.realpath(table.parent)
     if not named.isprintable() or len(named) > 255 or not Path(os.path.realpath(file)).is_relative_to(place):
         raise CheckpointError(f"{table}: names {shown(named)}, expected a file in its folder; copy it there")

@@ -1,7 +1,7 @@
-"""An ONNX file from outside as one model in memory: nothing in it is run, of what it points to the size is looked at.
+"""Reads an ONNX file as a model in memory, without running it; of external weights only the size is checked.
 
-The bytes are parsed by onnx, once. What is kept of them is bounded: a file with more nodes, inputs or nested graphs
-than any model has is refused in one line.
+onnx parses the bytes once. Limits on nodes, inputs and nested graphs keep memory small; a file that exceeds one is
+refused in one line.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from txl_export.graphs.tracing import quiet
 from txl_export.regular import read_regular
 
 MOST_BYTES = 2**31 - 1
-"""The most bytes of a protocol buffer; weights may lie beside it."""
+"""Maximum number of bytes of a protocol buffer; weights may lie in separate files."""
 MOST_SIDES = 2**10
-"""Inputs or outputs of a graph."""
+"""Maximum number of inputs, and of outputs, of a graph."""
 MOST_AXES, MOST_NAME = 64, 2**10
-"""The most axes of an input, output or constant; the most characters of a name of an input, output or size."""
+"""Maximum number of axes of an input, output or constant, and of characters of a name of an input, output or size."""
 MOST_NUMBERS = 2**24
-"""The most numbers of an input, and of all that are drawn together."""
+"""Maximum number of values of an input, and of all inputs that are drawn together."""
 SMALL = 2**9
-"""The most bytes of a tensor beside the file that is read into the graph."""
+"""Maximum number of bytes of a tensor in a separate file that is loaded into the graph."""
 ADVICE = "expected an ONNX model; check the path"
 Size = int | str
 
@@ -42,9 +42,9 @@ class Port:
     """An input or output of a graph.
 
     Attributes:
-        name: as the file has it.
-        dtype: NumPy's name, or ONNX's where NumPy has none; "" for what is no tensor.
-        shape: sizes; a text is a symbol, and one that the file leaves unnamed is called after its place.
+        name: the name in the file.
+        dtype: NumPy's name; "" if it is no tensor, or NumPy lacks the dtype.
+        shape: sizes; a text is a symbol. A symbol without a name in the file is named after its place.
     """
 
     name: str
@@ -54,16 +54,16 @@ class Port:
 
 @dataclass(frozen=True)
 class Foreign:
-    """A foreign graph.
+    """An ONNX graph that somebody else exported.
 
     Attributes:
-        path: of the file.
-        sha256: of the bytes that lie there.
-        data: these bytes, with small weights that lie beside them; a proof runs them.
-        model: the graph; its larger tensors stay in the files beside it.
-        inputs, outputs: without inputs that have a value in the file.
-        optional: inputs that have one, which is taken where a call does not give another.
-        bytes: of the file, and of the weights beside it.
+        path: the file.
+        sha256: the hash of the file's bytes.
+        data: the bytes, including small weights from separate files; a proof runs them.
+        model: the graph; its larger tensors stay in separate files.
+        inputs, outputs: the graph's inputs and outputs, without optional inputs.
+        optional: inputs for which the file has a default value.
+        bytes: the size of the file and of separate files of weights.
     """
 
     path: Path
@@ -76,7 +76,7 @@ class Foreign:
     optional: tuple[Port, ...] = ()
 
     def of(self, model: ir.Model) -> Foreign:
-        """Another graph that was made of this file, whose weights stay where they are."""
+        """Return a record of another graph made from this file; large weights stay in their files."""
         given = model.graph.initializers
         inputs = [(str(value.name) in given, _port(value, "input")) for value in model.graph.inputs]
         return replace(
@@ -89,10 +89,10 @@ class Foreign:
 
 
 def read_foreign(path: Path) -> Foreign:
-    """An ONNX file and what its graph takes and returns.
+    """Read an ONNX file.
 
     Raises:
-        CheckpointError: it cannot be read, is no ONNX model, or is larger than any model should be.
+        CheckpointError: the file cannot be read, is no ONNX model, or exceeds a limit.
     """
     try:
         data = read_regular(path, MOST_BYTES)
@@ -119,11 +119,15 @@ def read_foreign(path: Path) -> Foreign:
 
 
 def parse(data: bytes, path: Path) -> tuple[ir.Model, int, bytes]:
-    """A model's bytes as a graph that can be changed, how many bytes its weights have in files beside `path`, and the
-    bytes with the small ones of these weights in them: ONNX Runtime looks at those, and knows of no files.
+    """Parse a model.
+
+    Returns:
+        A graph that can be changed, the number of bytes of weights in separate files, and the model's bytes. The bytes
+        include small weights from these files: ONNX Runtime looks at them while loading and does not find the files.
 
     Raises:
-        CheckpointError: they are no ONNX model, it has more nodes than it may, or its parts do not fit together.
+        CheckpointError: the bytes are no ONNX model, there are too many nodes, or the model's parts do not fit
+            together.
     """
     try:
         model = onnx.load_model_from_string(data)
@@ -135,14 +139,14 @@ def parse(data: bytes, path: Path) -> tuple[ir.Model, int, bytes]:
         raise CheckpointError(f"{path}: {count} nodes and tensors, expected at most {MOST_PARTS}; no step has so many")
     named = [*model.opset_import, *(node for graph in graphs(model.graph, *model.functions) for node in graph.node)]
     for entry in named:
-        if entry.domain == "ai.onnx":  # a second name of the standard
+        if entry.domain == "ai.onnx":  # "ai.onnx" is a second name of the standard domain ""
             entry.domain = ""
     texts = [model.producer_name, model.producer_version, *(entry.domain for entry in model.opset_import)]
     for graph in graphs(model.graph):
         texts += _texts(graph)
-        if graph.sparse_initializer:  # which onnx-ir would leave out
+        if graph.sparse_initializer:  # onnx-ir would silently drop these
             raise CheckpointError(f"{path}: has sparse weights, expected dense ones; export it again")
-    if not all(isinstance(text, str) for text in texts):  # onnx has them as bytes
+    if not all(isinstance(text, str) for text in texts):  # onnx returns invalid UTF-8 as bytes
         raise CheckpointError(f"{path}: a name in it is no UTF-8, expected text; export it again")
     tensors = [tensor for graph in graphs(model.graph, *model.functions) for tensor in _tensors(graph)]
     beside = _beside(tensors, path)
@@ -153,47 +157,47 @@ def parse(data: bytes, path: Path) -> tuple[ir.Model, int, bytes]:
                 tensor.ClearField("external_data")
                 tensor.ClearField("data_location")
             data = model.SerializeToString()
-        with quiet():  # what is wrong with the graph is said in one line, by who runs it
+        with quiet():  # silences onnx-ir; whoever runs the graph reports what is wrong with it
             made = ir.from_proto(model)
             ir.external_data.set_base_dir(made.graph, str(path.parent))
-    except Exception as error:  # onnx-ir raises what happens to go wrong
+    except Exception as error:  # onnx-ir raises many types
         raise CheckpointError(f"{path}: no graph that could be changed ({_why(error)}); export it again") from None
     return made, beside, data
 
 
 def copied(model: ir.Model) -> ir.Model:
-    """A graph of its own, which shares the tensors.
+    """Return a copy of a graph that shares the tensors.
 
     Raises:
-        CheckpointError: its parts do not fit together.
+        CheckpointError: the graph's parts do not fit together.
     """
     try:
         return model.clone()
-    except Exception as error:  # as above
+    except Exception as error:  # onnx-ir raises many types
         raise CheckpointError(f"no graph that could be changed ({_why(error)}); export the file again") from None
 
 
 def packed(model: ir.Model) -> bytes:
-    """A model's bytes, without the weights that lie in files.
+    """Return a model's bytes, without weights in separate files.
 
     Raises:
-        CheckpointError: a tensor of it is not what it says.
+        CheckpointError: a tensor's data contradicts its dtype or shape.
     """
     try:
         return bytes(ir.to_proto(model).SerializeToString())
-    except Exception as error:  # as above
+    except Exception as error:  # onnx-ir raises many types
         raise CheckpointError(f"a tensor is not what it says ({_why(error)}); export the file again") from None
 
 
 def _why(error: BaseException) -> str:
-    """The first error of a chain, without the graphs that onnx-ir prints around it."""
+    """Return the message of the first error of a chain: later ones contain whole printed graphs."""
     while error.__cause__ is not None:
         error = error.__cause__
     return one_line(error)
 
 
 def _texts(graph: Any) -> Iterator[Any]:
-    """Every name in a graph, without those of nested ones."""
+    """Yield every name in a graph, except in nested graphs."""
     for value in (*graph.input, *graph.output):
         yield value.name
         yield from (size.dim_param for size in value.type.tensor_type.shape.dim)
@@ -206,7 +210,7 @@ def _texts(graph: Any) -> Iterator[Any]:
 
 
 def _length(tensor: Any) -> float:
-    """The bytes of a tensor that lies beside the file, as far as it says so."""
+    """Return the number of bytes of a tensor in a separate file; infinity if the file does not say."""
     said = {entry.key: entry.value for entry in tensor.external_data}
     return float(said["length"]) if said.get("length", "").isdecimal() else math.inf
 
@@ -235,10 +239,10 @@ def _port(value: ir.Value, side: str) -> Port:
 
 
 def _beside(tensors: Iterable[Any], path: Path) -> int:
-    """Bytes of the files that weights lie in; each has to be there, beside the graph.
+    """Return the number of bytes of all files of weights; each must exist next to the graph.
 
     Raises:
-        CheckpointError: one is not, or lies elsewhere, or a tensor has more axes than any has.
+        CheckpointError: a file is missing or elsewhere, or a tensor has too many axes.
     """
     found: dict[str, int] = {}
     for tensor in tensors:

@@ -1,4 +1,4 @@
-"""A foreign graph, run in a helper process that may die, within bounds of memory and of processor time."""
+"""Runs an ONNX graph in a helper process that may die, with limits of memory and processor time."""
 
 from __future__ import annotations
 
@@ -18,27 +18,29 @@ from txl_export.families.graph.take.reading import Foreign, packed, parse
 from txl_export.families.graph.take.worker import Answer, Request
 
 SECONDS = 30.0
-"""Seconds of processor time for all runs of a file, and as many for what this process does between them."""
+"""Seconds of processor time for all runs of a file, and the same again for this process between the runs."""
 CLOCK = 20
-"""Times as many seconds may pass by the clock: on a machine that does much else a process waits."""
+"""Factor from processor time to the limit of wall-clock time: on a busy machine a process waits."""
 MEMORY, EACH = 2**31, 8
-"""Bytes that the helper may take: MEMORY, and EACH for each byte of the file and its weights."""
+"""Limit of the helper's memory in bytes: `MEMORY`, plus `EACH` for each byte of the file and its weights."""
 
 
 class RunError(Exception):
-    """ONNX Runtime refused the graph or a run of it; the message is what it said."""
+    """ONNX Runtime refused to open or run a graph; the message is ONNX Runtime's."""
 
 
 class Helper:
-    """The process that a file's graphs are folded and run in. It ends with the `with`, with `close`, or when nobody has
-    this or a `Runner` of it any more.
+    """The process that folds and runs a file's graphs.
+
+    It ends with the `with` block, with `close`, or when this object and its `Runner`s are garbage.
 
     Args:
-        seconds: of processor time that all requests may take together; this thread may take as many meanwhile.
+        foreign: the file.
+        seconds: processor time for all requests together; this thread may take the same between them.
 
     Attributes:
-        memory: bytes that the process may take.
-        runs: number of runs of graphs that were asked for.
+        memory: limit of the process's memory in bytes.
+        runs: the number of runs so far.
     """
 
     def __init__(self, foreign: Foreign, seconds: float = SECONDS) -> None:
@@ -59,51 +61,51 @@ class Helper:
         self._process.close()
 
     @property
-    def left(self) -> float:
-        """Seconds of processor time that are left."""
+    def seconds_left(self) -> float:
+        """Seconds of processor time that are left, of the process or this thread, whichever has less."""
         return self._seconds - max(self._used, time.thread_time() - self._began)
 
     def check(self) -> None:
-        """Go on while there is time left.
+        """Raise an error if no time is left.
 
         Raises:
-            EndedError: there is none.
+            EndedError: no time is left.
         """
-        if self.left <= 0:
+        if self.seconds_left <= 0:
             raise EndedError(f"took more than {self._seconds:.0f} s of processor time")
 
     def open(self, graph: ir.Model | bytes) -> Runner:
-        """A graph of the file, or the file's own bytes, to be run.
+        """Open a graph made from the file, or the file's own bytes, for runs.
 
         Raises:
-            CheckpointError: its parts do not fit together.
-            RunError: ONNX Runtime does not open it.
-            EndedError: the helper died of it, or its time is over.
+            CheckpointError: the graph's parts do not fit together.
+            RunError: ONNX Runtime does not open the graph.
+            EndedError: the helper process died or ran out of time.
         """
         data = graph if isinstance(graph, bytes) else packed(graph)
         return Runner(self, self.ask(Request(graph=data, folder=self._folder)).session)
 
     def fold(self, graph: ir.Model) -> ir.Model:
-        """The graph with everything computed that is always the same; its opset is 18 or newer.
+        """Return the graph with all constants computed, in opset 18 or newer.
 
         Raises:
-            CheckpointError: its parts do not fit together.
-            RunError: it cannot be opened, or not converted.
-            EndedError: the helper died of it, or its time is over.
+            CheckpointError: the graph's parts do not fit together.
+            RunError: the graph cannot be opened or converted.
+            EndedError: the helper process died or ran out of time.
         """
-        with tempfile.TemporaryDirectory(prefix="txl-deploy-fold-") as place:  # ONNX Runtime writes files alone
+        with tempfile.TemporaryDirectory(prefix="txl-deploy-fold-") as place:  # ONNX Runtime only writes files
             asked = Request(graph=packed(graph), folder=self._folder, place=place)
             return parse(self.ask(asked).graph, self._path)[0]
 
     def ask(self, request: Request) -> Answer:
-        """Send a request to the process and return its answer.
+        """Send a request to the process; return its answer.
 
         Raises:
             RunError, EndedError: see `Runner.run`.
         """
         self.check()
         try:
-            found = self._process.ask(msgspec.msgpack.encode(request), CLOCK * self.left)
+            found = self._process.ask(msgspec.msgpack.encode(request), CLOCK * self.seconds_left)
             answer = msgspec.msgpack.decode(found, type=Answer)
         except (EndedError, msgspec.DecodeError) as error:
             raise EndedError(f"ONNX Runtime's process {error}") from None
@@ -114,7 +116,7 @@ class Helper:
 
 
 class Runner:
-    """A graph that is open in a helper."""
+    """A graph that a helper has open."""
 
     def __init__(self, helper: Helper, session: int) -> None:
         self._helper, self._session = helper, session
@@ -126,20 +128,20 @@ class Runner:
         self._helper.ask(Request(session=self._session))
 
     @property
-    def left(self) -> float:
-        """See `Helper`."""
-        return self._helper.left
+    def seconds_left(self) -> float:
+        """Seconds of processor time that are left; see `Helper`."""
+        return self._helper.seconds_left
 
     def check(self) -> None:
-        """See `Helper`."""
+        """Raise EndedError if no time is left; see `Helper`."""
         self._helper.check()
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        """Outputs by name for inputs by name; what is no array of numbers is left out.
+        """Return outputs by name for inputs by name; outputs that are no arrays of numbers are left out.
 
         Raises:
-            RunError: ONNX Runtime refuses them.
-            EndedError: the helper died, or its time is over.
+            RunError: ONNX Runtime refuses the inputs.
+            EndedError: the helper process died or ran out of time.
         """
         self._helper.runs += 1
         try:

@@ -1,6 +1,6 @@
-"""ONNX Runtime with a foreign graph, in a bounded process: the program that `running.Runner` starts.
+"""Runs ONNX Runtime on an ONNX graph in a bounded process: the program that `running.Helper` starts.
 
-Whatever the graph does to the engine happens here.
+A graph that crashes the engine ends only this process.
 """
 
 from __future__ import annotations
@@ -21,30 +21,31 @@ from txl_runtime.errors import one_line
 from txl_runtime.guard.forms import FORMS
 
 MOST_ANSWER = 2**27
-"""Bytes of the outputs of a run."""
+"""Maximum number of bytes of the outputs of a run, 128 MiB."""
 MOST_PARTS = 2**16
-"""Nodes, initializers and functions of a model, with those of nested graphs."""
+"""Maximum number of nodes, initializers and functions of a model, including nested graphs."""
 OPSET = 18
-"""To which a folded graph of an older opset is converted: the oldest that a bundle's graphs may have."""
+"""Opset to which folded graphs of older opsets are converted: the oldest that a bundle's graphs may have."""
 WHOLE = frozenset(("LinearAttention", "CausalConvWithState"))
-"""Operators that `graphs.linear_attention` rewrites; ONNX Runtime 1.32 makes a Scan of one when it opens a graph."""
+"""Operators that `graphs.linear_attention` rewrites. Folding must not see them: ONNX Runtime 1.32 turns one into a
+Scan."""
 FOLDED = "folded.onnx"
-"""The file that ONNX Runtime writes where it folds."""
+"""Name of the file to which ONNX Runtime writes a folded graph."""
 Numbers = tuple[str, tuple[int, ...], bytes]
-"""An array: its type as NumPy writes it, its shape, its bytes."""
+"""An array: NumPy's dtype string, its shape, its bytes."""
 OPENED: dict[int, Any] = {}
-"""Sessions by number."""
+"""Open sessions by number."""
 
 
 class Request(Struct, frozen=True):
-    """A request: to open a graph, to fold one, to run the one that is open as a session, or to close that.
+    """A request to open a graph, fold a graph, run a session, or close a session.
 
     Attributes:
-        graph: its bytes, to open or fold; b"" for a session.
-        folder: where its larger tensors lie; "" where they are in the bytes.
-        place: of folding, an empty folder.
-        session: its number.
-        feeds: inputs by name, as `packed` writes them; None to close the session.
+        graph: the bytes of a graph to open or fold; b"" for a request about a session.
+        folder: the folder with the graph's larger tensors; "" if the bytes contain them.
+        place: an empty folder, for folding.
+        session: the session's number.
+        feeds: inputs by name, in the form of `packed`; None closes the session.
     """
 
     graph: bytes = b""
@@ -58,11 +59,11 @@ class Answer(Struct):
     """The result of a request.
 
     Attributes:
-        error: what ONNX Runtime said; "" where it did what was asked.
-        session: number of the session that was opened.
-        graph: what was folded; its larger tensors may still lie in the folder.
-        outputs: of a run, by name, as `packed` writes them.
-        seconds: of processor time that the process took so far.
+        error: ONNX Runtime's message; "" for success.
+        session: the number of the session that was opened.
+        graph: the bytes of the folded graph; larger tensors may still be in the folder.
+        outputs: the outputs of a run by name, in the form of `packed`.
+        seconds: processor time that the process has taken so far.
     """
 
     error: str = ""
@@ -73,7 +74,7 @@ class Answer(Struct):
 
 
 def graphs(*given: Any) -> Iterator[Any]:
-    """Graphs and functions of onnx, and the graphs that their nodes hold."""
+    """Yield graphs and functions of onnx, and all graphs nested in their nodes."""
     for graph in given:
         yield graph
         for node in graph.node:
@@ -82,7 +83,7 @@ def graphs(*given: Any) -> Iterator[Any]:
 
 
 def parts(model: Any) -> int:
-    """The number of nodes, initializers and functions in a model of onnx, counted until it passes `MOST_PARTS`."""
+    """Return the number of nodes, initializers and functions in a model; counting stops above `MOST_PARTS`."""
     count = len(model.functions)
     for graph in graphs(model.graph, *model.functions):
         count += len(graph.node) + len(getattr(graph, "initializer", ()))
@@ -92,20 +93,20 @@ def parts(model: Any) -> int:
 
 
 def packed(arrays: Mapping[str, Any]) -> dict[str, Numbers]:
-    """Arrays as they are sent.
+    """Return arrays in the form in which they are sent.
 
     Raises:
-        ValueError: one holds no numbers.
+        ValueError: an array holds no numbers.
     """
     given = {name: np.asarray(array) for name, array in arrays.items()}
     return {name: (_kind(one.dtype).str, one.shape, one.tobytes()) for name, one in given.items()}
 
 
 def unpacked(arrays: Mapping[str, Numbers]) -> dict[str, Any]:
-    """Arrays that `packed` wrote.
+    """Return the arrays that `packed` encoded.
 
     Raises:
-        ValueError, TypeError: bytes are no array of numbers.
+        ValueError, TypeError: the bytes are no array of numbers.
     """
     sent = arrays.items()
     return {name: np.frombuffer(data, _kind(kind)).reshape(shape).copy() for name, (kind, shape, data) in sent}
@@ -119,11 +120,11 @@ def _kind(dtype: Any) -> np.dtype[Any]:
 
 
 def answer(request: bytes) -> bytes:
-    """Do one request of `sandbox.process.Bounded`: a `Request` as MessagePack gives an `Answer`."""
+    """Answer one request of `sandbox.process.Bounded`: a `Request` in MessagePack gives an `Answer`."""
     asked = msgspec.msgpack.decode(request, type=Request)
     try:
         found = _answer(asked)
-    except Exception as error:  # ONNX Runtime raises its own kinds, one per status code; ONNX and NumPy theirs
+    except Exception as error:  # ONNX Runtime has a type per status code; onnx and NumPy raise others
         found = Answer(error=one_line(error))
     found.seconds = time.process_time()
     return msgspec.msgpack.encode(found)
@@ -146,7 +147,7 @@ def _session(graph: bytes, folder: str, optimised: Path | None = None) -> Any:
     import onnxruntime
 
     if folder:
-        os.chdir(folder)  # where ONNX Runtime looks for the tensors of a graph that is no file
+        os.chdir(folder)  # ONNX Runtime looks for external tensors in the current folder
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = options.inter_op_num_threads = 1
@@ -158,22 +159,22 @@ def _session(graph: bytes, folder: str, optimised: Path | None = None) -> Any:
         graph,
         options,
         providers=["CPUExecutionProvider"],
-        disabled_optimizers=["EliminateDropout"],  # it takes away what was left in training mode, too
+        disabled_optimizers=["EliminateDropout"],  # it would also remove Dropouts in training mode, which change values
     )
-    # On x86 without VNNI sums of uint8 by int8 are exact only where that is asked for, and a QLinearMatMul of int8 by
-    # int8, whose sums are exact anyway, opens only where it is not.
+    # On x86 without VNNI, sums of uint8 by int8 are exact only with "1". A QLinearMatMul of int8 by int8, whose sums
+    # are always exact, opens only with "0".
     options.add_session_config_entry("session.x64quantprecision", "1")
     with contextlib.suppress(Exception):
         return opened()
     options.add_session_config_entry("session.x64quantprecision", "0")
     try:
         return opened()
-    except Exception as error:  # as in `answer`
+    except Exception as error:  # see `answer`
         raise ValueError(_too_new(str(error), onnxruntime.__version__) or one_line(error)) from None
 
 
 def _too_new(said: str, installed: str) -> str:
-    """ONNX Runtime's words for a graph that is newer than it is, in ours; "" of other words."""
+    """Return our message for ONNX Runtime's about a graph that is newer than it; "" for any other message."""
     opset = re.search(r"Opset (\d+) is under development.* ai\.onnx is till opset (\d+)", said)
     version = re.search(r"model IR version: (\d+), max supported IR version: (\d+)", said)
     if not (found := opset or version):
@@ -185,9 +186,10 @@ def _too_new(said: str, installed: str) -> str:
 
 
 def _fold(data: bytes, place: Path, folder: str) -> Answer:
-    """Compute what is always the same, and take away an If that always goes one way.
+    """Compute constants, and resolve an If whose condition is constant.
 
-    onnxscript resolves an If that holds others, which ONNX Runtime stumbles over; ONNX Runtime follows sizes further.
+    onnxscript resolves nested Ifs, on which ONNX Runtime fails; ONNX Runtime then follows sizes further than
+    onnxscript.
     """
     import onnx
     import onnx.inliner
@@ -198,13 +200,13 @@ def _fold(data: bytes, place: Path, folder: str) -> Answer:
     if any(node.op_type == "If" for node in graph.graph.node):
         from onnxscript import optimizer
 
-        with contextlib.suppress(Exception):  # then ONNX Runtime alone has to do
+        with contextlib.suppress(Exception):  # on failure ONNX Runtime alone folds
             model = ir.from_proto(graph)
             ir.external_data.set_base_dir(model.graph, folder)
             optimizer.fold_constants(model)
             data = ir.to_proto(model).SerializeToString()
             graph = onnx.load_model_from_string(data)
-    if graph.functions:  # bodies for those of ONNX Runtime's own operators that a bundle lacks
+    if graph.functions:  # inline bodies of ONNX Runtime's own operators, which a bundle lacks
         kept = [("com.microsoft", name) for name in sorted(WHOLE)]
         graph = onnx.inliner.inline_selected_functions(graph, kept, exclude=True)
     cut = any(node.op_type in WHOLE for node in graph.graph.node)
@@ -220,7 +222,7 @@ def _fold(data: bytes, place: Path, folder: str) -> Answer:
         graph = onnx.version_converter.convert_version(graph, OPSET)
     known = FORMS[""].keys() | WHOLE
     other = {(node.domain, node.op_type) for node in graph.graph.node if node.op_type not in known}
-    if other:  # what the standard defines by other operators is taken apart
+    if other:  # replace operators that the standard defines by simpler ones
         graph = onnx.inliner.inline_selected_functions(graph, sorted(other), inline_schema_functions=True)
     if (count := parts(graph)) > MOST_PARTS:
         return Answer(error=f"becomes {count} nodes and tensors, expected at most {MOST_PARTS}")
@@ -228,11 +230,13 @@ def _fold(data: bytes, place: Path, folder: str) -> Answer:
 
 
 def _cut(model: Any) -> Callable[[Any], None]:
-    """Take the nodes of `WHOLE` out of a graph, in place, so that nothing changes them: what they return becomes an
-    input of the graph, and what they read an output. One of unknown types stays.
+    """Take the nodes of `WHOLE` out of a graph, in place, so that folding does not change them.
+
+    Their results become inputs of the graph, and their inputs become outputs. A node whose results have unknown types
+    stays.
 
     Returns:
-        What puts them back into the graph that was made of it, behind all others.
+        A function that puts the nodes back into a graph folded from this one, after all others.
     """
     import onnx
 
@@ -240,7 +244,8 @@ def _cut(model: Any) -> Callable[[Any], None]:
     inputs, outputs = [*graph.input], [*graph.output]
     inferred.CopyFrom(model)
     for node in inferred.graph.node:
-        node.domain = "" if node.op_type in WHOLE else node.domain  # ONNX Runtime's own ones return the same
+        # ONNX Runtime's versions of these operators return the same types
+        node.domain = "" if node.op_type in WHOLE else node.domain
     for entry in inferred.opset_import:
         entry.version = entry.version if entry.domain else max(entry.version, 27)
     inferred = onnx.shape_inference.infer_shapes(inferred, data_prop=True).graph

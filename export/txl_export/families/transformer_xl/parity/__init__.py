@@ -1,1 +1,1 @@
-"""Comparison of a Transformer-XL's bundle with its reference: log-probabilities, memory rows, layers."""
+"""Compares a Transformer-XL's bundle with its reference: log-probabilities, memory rows, and layer by layer."""

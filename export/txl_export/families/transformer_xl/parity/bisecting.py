@@ -1,8 +1,8 @@
-"""The search for the layer where a bundle's graph first differs from the reference, or an engine from the graph.
+"""Finds the layer where a bundle's graph first differs from the reference, or an engine from the graph.
 
-ONNX Runtime runs the graph. Polygraphy builds the engine from the graph with its layers' results marked. So this engine
-is not quite the one that users run: it has to keep the marked results, and may fuse attention differently. A wrong
-kernel shows all the same.
+ONNX Runtime runs the graph. Polygraphy builds the engine from a graph that also returns its layers' results. This
+engine is not exactly the user's: it has to keep those results, and may fuse attention differently. A wrong kernel shows
+in both.
 """
 
 from __future__ import annotations
@@ -35,7 +35,13 @@ SEGMENTS = 3
 
 @dataclass(frozen=True)
 class Place:
-    """A point of the residual stream: its name, the largest difference relative to `largest`, and max(1, |value|)."""
+    """The difference of two sides at one point of the residual stream.
+
+    Attributes:
+        name: the point, e.g. "layers.00.attention".
+        difference: the largest difference, divided by `largest`.
+        largest: the larger of 1 and the reference's largest absolute value.
+    """
 
     name: str
     difference: float
@@ -48,8 +54,8 @@ class Bisection:
 
     Attributes:
         found, reference: descriptions of the two sides.
-        limit: largest difference that is rounding.
-        places: from the first layer to the last.
+        limit: the largest difference that rounding explains.
+        places: the points in order, from the first layer to the last.
     """
 
     found: str
@@ -59,16 +65,17 @@ class Bisection:
 
     @property
     def first(self) -> str | None:
-        """The first point beyond the limit; None when all agree."""
+        """The name of the first point beyond the limit; None if all points agree."""
         return next((place.name for place in self.places if not place.difference <= self.limit), None)
 
     def document(self) -> dict[str, Any]:
-        """Return plain data."""
+        """Return the result as plain data, for JSON."""
         return asdict(self) | {"first": self.first}
 
 
 def bisect_against_reference(bundle: Bundle, reference: PaperModel) -> Bisection:
-    """Run up to 3 segments through one of the bundle's graphs and through the reference, from the initial memory on.
+    """Run up to 3 segments through one of the bundle's graphs and through the reference, beginning with the initial
+    memory.
 
     Raises:
         BackendError: ONNX Runtime cannot run the bundle's precision.
@@ -97,7 +104,7 @@ def bisect_against_reference(bundle: Bundle, reference: PaperModel) -> Bisection
 
 
 def _session(bundle: Bundle, graph: bytes) -> Any:
-    """Return a session of ONNX Runtime on the CPU, for a graph with the bundle's weights."""
+    """Open a graph that reads the bundle's weights in ONNX Runtime, on the CPU."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -110,7 +117,7 @@ def bisect_engine(bundle: Bundle, target: str) -> Bisection:
     """Build an engine, run it and ONNX Runtime on the same segment, and compare them.
 
     Raises:
-        BackendError: Polygraphy or the library is not installed, or it cannot build or run.
+        BackendError: Polygraphy or the library is not installed, or the engine cannot be built or run.
     """
     module = {"rtx": "tensorrt_rtx", "tensorrt": "tensorrt"}[target]
     for name, extra in (("polygraphy", "debug"), (module, target)):
@@ -126,7 +133,7 @@ def bisect_engine(bundle: Bundle, target: str) -> Bisection:
     feeds = {**_first_feeds(bundle, program), "tokens": tokens}
     try:
         theirs, ours = _run_both(bundle, data, feeds, target)
-    except Exception as error:  # Polygraphy has its own class, TensorRT none
+    except Exception as error:  # Polygraphy raises its own class, TensorRT has no class of errors
         raise BackendError(
             f"{program.name}: Polygraphy with {module} failed: {one_line(error)}; see docs/engines.md"
         ) from None
@@ -135,7 +142,7 @@ def bisect_engine(bundle: Bundle, target: str) -> Bisection:
 
 
 def compare(found: Mapping[str, Any], expected: Mapping[str, Any]) -> tuple[Place, ...]:
-    """Return the difference of two sides at every point, in the order of `found`, first layer first."""
+    """Return the difference of two sides at every point, in the order of `found`."""
     places = []
     for point, array in found.items():
         ours, theirs = np.asarray(array, np.float64), np.asarray(expected[point], np.float64)
@@ -146,7 +153,7 @@ def compare(found: Mapping[str, Any], expected: Mapping[str, Any]) -> tuple[Plac
 
 
 def _first_feeds(bundle: Bundle, program: Program) -> dict[str, Array]:
-    """Return a program's inputs for new streams, except tokens: the initial memory, and `valid` = L everywhere."""
+    """Return a program's inputs for new streams, except tokens: initial memory, and `valid` = L."""
     manifest, every = bundle.manifest, np.arange(bundle.manifest.batch_size)
     states = manifest.states_of(program.update)
     counters = SequenceCounters(manifest, states)
@@ -160,7 +167,11 @@ def _first_feeds(bundle: Bundle, program: Program) -> dict[str, Array]:
 
 
 def _carry(bundle: Bundle, program: Program, feeds: dict[str, Array], results: Mapping[str, Any]) -> bool:
-    """Set memory and counts of the next segment in `feeds`; return False if its rows would spill out of the ring."""
+    """Update memory and counts in `feeds` after a segment.
+
+    Returns:
+        False if the next segment's rows would not fit into the ring.
+    """
     states, length = bundle.manifest.states_of(program.update), program.segment_length
     for state in states:
         feeds[state.input] = results[state.output]
@@ -174,9 +185,9 @@ def _carry(bundle: Bundle, program: Program, feeds: dict[str, Array], results: M
 def _run_both(
     bundle: Bundle, data: bytes, feeds: dict[str, Array], target: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return every output of the marked graph by ONNX Runtime, and by the engine.
+    """Return every output of the marked graph, first as ONNX Runtime computes it, then as the engine does.
 
-    The graph is read from a temporary folder, beside a link to the bundle's weights.
+    The graph lies in a temporary folder, next to a link to the bundle's weights.
     """
     from polygraphy.backend.onnxrt import OnnxrtRunner, SessionFromOnnx
     from polygraphy.backend.trt import CreateConfig, EngineFromNetwork, NetworkFromOnnxPath, TrtRunner

@@ -1,6 +1,7 @@
-"""The Transformer-XL as the reference of its bundle (see `proof.references`).
+"""Lets `PaperModel` serve as the reference of a bundle (see `proof.references`).
 
-Token ids go in, log-probabilities and hidden memory come out, and memory rows are shown as the bundle has them.
+Token ids go in, log-probabilities and hidden memory come out, and memory rows are shown in the bundle's form (keys and
+values, or hidden rows).
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from txl_export.families.transformer_xl.weights import layer_name
 from txl_export.proof.references import Reference, ReferenceStreams, Returned, States, whole
 
 MOST_PARAMETERS = 200_000_000
-"""Most parameters of a model that is also computed in float64, in a copy that takes twice its float32 memory."""
+"""Maximum number of parameters of a model of which a float64 copy is made; the copy takes twice the memory of the
+float32 weights."""
 
 
 class Oracle(Reference):
@@ -28,7 +30,7 @@ class Oracle(Reference):
 
     Args:
         network: the model in float64, or in float32 if it is too large for that.
-        form: form of the bundle's memory, "kv" or "hidden".
+        form: the form of the bundle's memory, "kv" or "hidden".
     """
 
     together, masks, resumes = True, False, False
@@ -74,14 +76,14 @@ class Oracle(Reference):
 
 
 class OracleStreams(ReferenceStreams):
-    """A stream of the reference: sequences that advance together, as in `Stream`."""
+    """Sequences that the reference advances together, as a `Stream` does."""
 
     def __init__(self, manifest: Manifest, network: PaperModel, count: int) -> None:
         self._network = network
         super().__init__(manifest, Oracle(network, manifest.transformer_xl.memory), count)
 
     def step(self, tokens: Ids, counts: Ids) -> NDArray[np.floating]:
-        """Run a segment: tokens [b, T] → log-probabilities [b, T, V], zero in rows beyond the counts."""
+        """Run a segment: tokens [b, T] and counts [b] → log-probabilities [b, T, V], zero in rows beyond the counts."""
         dtype = np.float64 if self.reference.small else np.float32
         result = np.zeros((*tokens.shape, self._network.config.vocab_size), dtype)
         for rows, outputs in self.run({"tokens": tokens}, counts):
@@ -91,11 +93,11 @@ class OracleStreams(ReferenceStreams):
 
     @property
     def rows(self) -> list[int]:
-        """Number of memory rows of each sequence."""
+        """The number of memory rows of each sequence."""
         return [next(layer.shape[1] for layer in held.values() if layer is not None) for held in self._held]
 
 
 def handed_over(states: States) -> Iterator[Tensor]:
-    """Yield the layers of a memory and remove each from `states`: a long memory is larger than the model."""
+    """Yield each layer of a memory and remove it from `states`, because a long memory is larger than the model."""
     for name in list(states):
         yield torch.from_numpy(states.pop(name))

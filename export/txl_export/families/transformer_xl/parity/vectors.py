@@ -1,4 +1,4 @@
-"""The self-test's vectors: some of the reference's results, in a few kilobytes (see `txl_runtime.selftest`)."""
+"""Makes the vectors of the self-test: a few kilobytes of the reference's results (see `txl_runtime.selftest`)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from txl_export.families.transformer_xl.parity.oracle import OracleStreams
 from txl_export.proof.selftest_vectors import step_counts
 
 POSITIONS, COLUMNS, MOST_STEPS, ROWS, CHANNELS, SEQUENCES = 4, 64, 48, 256, 16, 2
-"""Most positions per step, words, steps that fill the memory, and of the memory rows, channels and sequences."""
+"""Limits of the vectors' size: positions per step, words of the vocabulary, steps that fill the memory, and memory
+rows, channels and sequences."""
 
 
 def selftest_vectors(manifest: Manifest, reference: PaperModel) -> dict[str, NDArray[Any]]:
-    """Return steps through all programs, from empty to rolled-over memory, with partial segments and idle sequences."""
+    """Return a chain through all programs until memory rolls over, with partial segments and idle sequences."""
     draws = np.random.default_rng(0)
     lengths, batch = manifest.segment_lengths, manifest.batch_size
     to_fill = math.ceil(manifest.memory_length / lengths[0])

@@ -1,4 +1,4 @@
-"""What names say: which are alike, and which only look so."""
+"""Names: those that are alike, and those that only look so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which inputs and outputs of a foreign graph are one state: by nodes and names, nothing invented, and else asked."""
+"""Inputs and outputs of a foreign graph that are one state: by nodes and names, nothing invented, and else asked."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from txl_export.families.graph.find.pairing import options_of
 ASKED = {"history of tokens": {"before": "after"}}
 """Pairs that neither a node nor a name says."""
 NAMED = {"picture that is returned": {"state_in": "state_out"}}
-"""What has no state and is named as one: the price of names, which `--state state_in=` takes back."""
+"""A graph without state whose names say that it has one: the price of names; `--state state_in=` takes it back."""
 ODD = [name for name, case in STATEFUL.items() if not case.named]
 
 

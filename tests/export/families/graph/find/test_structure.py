@@ -1,4 +1,4 @@
-"""What the nodes of a foreign graph say: what begins anew in every call, which context they need, which tables."""
+"""Facts in the nodes of a foreign graph: what begins anew in every call, which context that needs, which tables."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import pytest
 from folding import fold
 from onnx import TensorProto, helper, numpy_helper
 from small_graphs import model, value
-from txl_export.families.graph.open.caches import Cut, by_hand, window_caches
+from txl_export.families.graph.open.caches import CutCache, by_hand, window_caches
 from txl_runtime.errors import UsageError
 
 B, D = 2, 3
@@ -51,7 +51,7 @@ def started(graph: ir.Model):
 def test_the_cut_graph_is_the_file_fed_with_the_cut_cache(length):
     graph = ir.from_proto(attention())
     cuts = window_caches(graph, {"past.k": 5, "past.v": 5}, {}, fold)
-    assert cuts == [Cut("past.k", "present.k", 1, 5), Cut("past.v", "present.v", 1, 5)]
+    assert cuts == [CutCache("past.k", "present.k", 1, 5), CutCache("past.v", "present.v", 1, 5)]
     assert [list(given.shape)[1] for given in graph.graph.inputs][1:] == [5, 5]
     run, file = started(graph), by_hand(started(ir.from_proto(attention())), cuts)
     held = own = {"past.k": np.zeros((B, 5, D), np.float32), "past.v": np.zeros((B, 5, D), np.float32)}
@@ -83,7 +83,7 @@ def test_sizes_that_hang_together_without_saying_so_are_given():
     for size in [size for given in proto.graph.input for size in given.type.tensor_type.shape.dim]:
         if size.dim_param in ("past", "L", "total"):
             size.dim_value = {"past": 5, "L": 1, "total": 6}[size.dim_param]
-    assert window_caches(ir.from_proto(proto), {"past.k": 5}, {}, fold) == [Cut("past.k", "present.k", 1, 5)]
+    assert window_caches(ir.from_proto(proto), {"past.k": 5}, {}, fold) == [CutCache("past.k", "present.k", 1, 5)]
 
 
 def test_of_outputs_that_are_called_alike_the_user_says_which():
@@ -91,7 +91,7 @@ def test_of_outputs_that_are_called_alike_the_user_says_which():
     with pytest.raises(UsageError, match=r"a may come back as c or d; give --state a=c, or another"):
         window_caches(ir.from_proto(attention(names)), {"a": 5}, {}, fold)
     (cut,) = window_caches(ir.from_proto(attention(names)), {"a": 5}, {"a": "d"}, fold)
-    assert cut == Cut("a", "d", 1, 5)
+    assert cut == CutCache("a", "d", 1, 5)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import torch
 from folding import fold
 from onnx import helper, numpy_helper
 from small_graphs import model, value
-from txl_export.families.graph.open.chaining import Opened, check_opened, divisible
+from txl_export.families.graph.open.chaining import OpenedGraph, check_opened, divisible
 from txl_export.families.graph.open.hidden import Hidden, open_hidden
 from txl_export.families.graph.take.file_module import FileModule, FileStep, Side
 from txl_export.families.own_module.spec import InputSpec, OutputSpec, StateSpec, StepSpec
@@ -99,7 +99,7 @@ def check(graph: ir.Model, hidden: Sequence[Hidden], file: onnx.ModelProto) -> N
     step = FileStep(sides[:1], sides[1:], states, 1, 1, frozenset())
     module = FileModule(step, started(graph), graph.graph, 0)
     whole = started(ir.from_proto(file))
-    check_opened(step.spec(module), step, 1, (1,), whole, Opened(graph, hidden, started))
+    check_opened(step.spec(module), step, 1, (1,), whole, OpenedGraph(graph, hidden, started))
 
 
 def opened(file: onnx.ModelProto) -> tuple[ir.Model, list[Hidden]]:
@@ -134,7 +134,7 @@ def forgotten(graph: ir.Model) -> None:
 
 
 def elsewhere(graph: ir.Model) -> None:
-    """What lies around the recurrence is not what the file has."""
+    """Change a weight beside the recurrence, so that the file has others."""
     graph.graph.initializers["m"].const_value = ir.tensor(2 * graph.graph.initializers["m"].const_value.numpy())
 
 
@@ -171,4 +171,4 @@ def test_a_file_that_does_not_run_over_several_segments_is_refused_with_the_engi
         raise UsageError("f.onnx: does not run with x [1, 48, 6]: Reshape node")
 
     with pytest.raises(UsageError, match=r"does not run with 48 positions at once \(.*Reshape node\)"):
-        check_opened(spec, step, 1, (8,), whole, Opened(graph, hidden, started))
+        check_opened(spec, step, 1, (8,), whole, OpenedGraph(graph, hidden, started))

@@ -99,7 +99,7 @@ def opened(proto: onnx.ModelProto, segment: Mapping[str, int] = {}) -> tuple[onn
 
 
 def first(found: Sequence[Hidden], batch: int = B) -> Arrays:
-    """What the states begin with."""
+    """Return the states' initial values."""
     shapes = {state.input: [batch if size == "B" else size for size in state.shape] for state in found}
     return {
         state.input: np.zeros(shapes[state.input], np.float32)
@@ -372,7 +372,7 @@ def test_a_sum_over_positions_goes_on(more):
 
 
 def test_a_convolution_that_reads_a_sum_goes_on_with_it():
-    """What stands in a sum's place has its sizes."""
+    """The value in a sum's place has its sizes."""
     node = helper.make_node("CumSum", ["x", "along"], ["sum"], "sums")
     along = np.array(2)
     found = proven(convolved([node, conv("sum", pads=[2, 0])], w=drawn(D, D, 3), along=along), drawn(B, D, TOTAL), 2)

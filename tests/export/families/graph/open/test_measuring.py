@@ -1,4 +1,4 @@
-"""Which sizes of a graph are known, and which axes become longer where a segment does, by folding copies of it."""
+"""Known sizes of a graph, and axes that become longer where a segment does, by folding copies of it."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def feeds(cell: Foreign) -> dict[str, np.ndarray]:
 
 
 def gone(helper: Helper) -> bool:
-    """Whether the helper is no process any more."""
+    """Return whether the helper's process has ended."""
     return helper._process._process.poll() is not None
 
 
@@ -50,7 +50,7 @@ def test_runs_return_what_the_graph_computes_and_the_helper_ends_with_them(cell)
         assert {name: array.shape for name, array in first.items()} == {"y": (2, 3), "new_h_0": (2, 8)}
         assert all(np.array_equal(first[name], second[name]) for name in first)
         assert helper.runs == 2
-        assert 0 < helper.left < SECONDS
+        assert 0 < helper.seconds_left < SECONDS
         assert not gone(helper)
     assert gone(helper)
 
@@ -199,7 +199,7 @@ def test_what_is_done_between_runs_has_its_bound_too(cell, monkeypatch):
     with Helper(cell, 3) as helper:
         began = helper._began
         monkeypatch.setattr("time.thread_time", lambda: began + 2)
-        assert helper.left == pytest.approx(1)
+        assert helper.seconds_left == pytest.approx(1)
         monkeypatch.setattr("time.thread_time", lambda: began + 4)
         with pytest.raises(EndedError, match="took more than 3 s of processor time"):
             helper.open(cell.data)

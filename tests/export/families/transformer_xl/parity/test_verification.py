@@ -54,7 +54,7 @@ def copy(bundle: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `bundle` was made from, as a file."""
+    """The checkpoint of `bundle`, as a file."""
     return save_checkpoint(tmp_path_factory.mktemp("checkpoint") / "model.pt", small_config(**WINDOWED))
 
 
@@ -232,7 +232,7 @@ def test_a_fault_in_the_memory_alone_is_found(copy, fault, gates, files, ill):
     edit_graphs(copy, "new_memory.layers.01.value", fault, files)
     parity = txl_export.verify(copy)
     assert failing(parity) >= gates
-    # What is zeroed after a mere look is not the oldest row, and the chain with all operations sees that.
+    # A row that is zeroed after a mere look is not the oldest, and the chain with all operations sees that.
     plain = [logprobs_of(chain).largest for half in halves(parity) for chain in half]
     assert (max(plain) > 1e-4) == (LOGPROBS in gates)
     for number, (longest, *_) in enumerate(halves(parity)):

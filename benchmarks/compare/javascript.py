@@ -1,0 +1,147 @@
+"""Time one bundle in Python, in Node and in WebAssembly, in turns; what a page downloads; and memory over many steps.
+
+    python benchmarks/compare/javascript.py [--rounds 12] [--seconds 0.2] [--steps 20000] [--out FOLDER]
+
+All sides run segments of one position with all outputs on one thread, once their memory is full. WebAssembly runs in
+Node as well, whose compiler is Chromium's. Processor time of all threads is counted, so that waiting for a core is not.
+Of a round the table takes every side's figure and its ratio to Python's, and shows medians, with quartiles of the
+ratios. The first token is of a fresh process, its start included, and of WebAssembly that of the engine being compiled.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from asking import asked
+from c_against_python import POLICIES, Case, timed, turns
+from host_cost import spread
+from txl_runtime.bundle.reading import open_bundle
+
+from benchmarks.shared.models import random_bundle, shape
+from benchmarks.shared.results import finish, parser
+from benchmarks.shared.tables import Table, log
+
+ROOT = Path(__file__).parents[2]
+MODULES = ROOT / ".js" / "node_modules"
+WASM = ("onnxruntime-web/dist/ort.wasm.min.mjs", "onnxruntime-web/dist/ort-wasm-simd-threaded.mjs")
+WASM_BINARY = "onnxruntime-web/dist/ort-wasm-simd-threaded.wasm"
+
+
+def cases(folder: Path, quick: bool) -> list[Case]:
+    """The bundles, exported into a folder where none is kept; both update rules of those that have two."""
+    found = [Case("GRU", POLICIES / "policy-1", "replace", 1)]
+    if quick:
+        return found
+    voice = folder / "voice.txl"
+    words = ["export", f"{ROOT}/samples/plain_c/voice.py:build", "-o", str(voice), "--segment-length", "1"]
+    command = [sys.executable, "-m", "txl_deploy", *words, "--batch-size", "1"]
+    subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
+    large = random_bundle(folder / "4x192.txl", shape(4, 192, 6, 32, 768, 256), (64, 1), 128)
+    found.append(Case("voice", voice, "replace", 1))
+    for name, bundle in (("tiny (int8)", ROOT / "samples" / "tiny.txl"), ("4 × 192", large)):
+        found += [Case(f"{name}, {update}", bundle, update, 1) for update in ("ring", "rolled")]
+    return found
+
+
+def commands(case: Case) -> dict[str, list[str]]:
+    """Return the command of each side for a case's bundle."""
+    told = [str(case.bundle), case.update]
+    side = [shutil.which("node") or "node", str(Path(__file__).with_name("javascript_side.js")), str(MODULES)]
+    found = {"Python": [sys.executable, str(Path(__file__).with_name("python_side.py")), *told]}
+    found["Node"] = [*side, "node", *told]
+    return found if case.update == "ring" else found | {"wasm": [*side, "wasm", *told]}
+
+
+def started(case: Case, rounds: int) -> dict[str, list[float]]:
+    """Milliseconds of processor time until a step has ended, by side and round."""
+    starting = commands(case)
+    found: dict[str, list[float]] = {side: [] for side in starting}
+    for sides in turns(rounds, tuple(starting)):
+        for side in sides:
+            done = subprocess.run([*starting[side], "first"], check=True, capture_output=True, text=True)
+            found[side].append(json.loads(done.stdout)["seconds"] * 1e3)
+    return found
+
+
+def table(title: str, figures: dict[str, dict[str, list[float]]]) -> Table:
+    """Medians of the sides, and the medians of their ratios to Python's in each round with quartiles."""
+    made = Table((title, "Python", "Node", "wasm", "Node / Python (quartiles)", "wasm / Python (quartiles)"))
+    for row, sides in figures.items():
+        ratios = {side: np.array(sides[side]) / np.array(sides["Python"]) for side in sides}
+        medians = [float(np.median(sides[side])) if side in sides else "–" for side in ("Python", "Node", "wasm")]
+        made.add(row, *medians, *(spread(ratios[side], 2) if side in ratios else "–" for side in ("Node", "wasm")))
+    return made
+
+
+def size(*paths: Path) -> tuple[float, float]:
+    """Return kB of files, plain and packed by gzip."""
+    data = [path.read_bytes() for path in paths]
+    return sum(map(len, data)) / 1e3, sum(len(gzip.compress(part)) for part in data) / 1e3
+
+
+def downloads(chosen: list[Case]) -> Table:
+    """The files that a page fetches: the module, the engine, and of each bundle the files that it uses."""
+    made = Table(("kB that a page downloads", "plain", "gzip"))
+    sources = [ROOT / "runtime/js/index.js", *(ROOT / "runtime/js/src").glob("*.js")]
+    made.add("txl-runtime", *size(*sources))
+    made.add("onnxruntime-web, script", *size(*(MODULES / name for name in WASM)))
+    made.add("onnxruntime-web, wasm", *size(MODULES / WASM_BINARY))
+    for case in chosen:
+        if case.update != "ring":
+            m = open_bundle(case.bundle).manifest
+            named = {"manifest.json", m.weights, *([m.vocabulary] if m.vocabulary else [])}
+            named |= {program.file for program in m.programs if program.update == case.update}
+            made.add(case.name, *size(*(case.bundle / name for name in sorted(named))))
+    return made
+
+
+def memory(chosen: list[Case], steps: int) -> Table:
+    """MB that a process holds after a tenth of the steps, and after all of them."""
+    made = Table(("MB resident", "after a tenth", f"after {steps:,} steps"))
+    for case in chosen:
+        for side, command in commands(case).items():
+            if side != "Python":
+                with asked(command, ROOT, side) as ask:
+                    held = [
+                        ask({"positions": 1, "calls": calls})["resident"] for calls in (steps // 10, steps * 9 // 10)
+                    ]
+                made.add(f"{case.name}, {side}", *(each / 1e6 for each in held))
+    return made
+
+
+def main() -> int:
+    """Read the command line and measure."""
+    made = parser(__doc__, seconds=0.2, threads="not asked: all sides have one")
+    made.set_defaults(threads=1)
+    made.add_argument("--rounds", type=int, default=12, help="turns of each side (default 12)")
+    made.add_argument("--steps", type=int, default=20_000, help="steps over which memory is watched (default 20000)")
+    options = made.parse_args()
+    if not MODULES.exists():
+        raise SystemExit(f"{MODULES}: missing, expected ONNX Runtime for Node and browsers; make js")
+    rounds, seconds = (1, 0.01) if options.quick else (options.rounds, options.seconds)
+    steps, starts = {}, {}
+    with tempfile.TemporaryDirectory() as folder:
+        chosen = cases(Path(folder), options.quick)
+        for case in chosen:
+            log(case.name)
+            steps[case.name] = timed(commands(case), case, rounds, seconds)
+            starts[case.name] = started(case, min(rounds, 4))
+        tables = [
+            table("µs of processor time of one step", steps),
+            table("ms of processor time to the first token", starts),
+            downloads(chosen),
+            memory(chosen, 20 if options.quick else options.steps),
+        ]
+    finish("javascript", options, tables, {"steps": steps, "starts": starts})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

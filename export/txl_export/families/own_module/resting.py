@@ -1,0 +1,46 @@
+"""Finds the state that a step comes to in silence, so that a stream begins there and not at zeros.
+
+An amplifier's network has biases: after zeros in its state it clicks, until the state has come to rest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from txl_export.families.own_module.module_call import Eager
+from txl_export.families.own_module.sizes import fresh_states
+from txl_export.families.own_module.spec import StepSpec
+
+BLOCK, MOST = 4096, 1 << 19
+"""Positions of silence between two looks at the states, and in all; at 48 kHz the latter are 11 s."""
+STILL = 1e-7
+"""The largest change of a state, relative to its largest value above 1, that counts as none."""
+
+
+def at_rest(spec: StepSpec) -> StepSpec:
+    """Return a step whose states start as they are after a long silence: zeros in every input.
+
+    Silence ends when no state changes any more, or after `MOST` positions. `facts["rest"]` says after how many, and the
+    last relative change. The step is one with "L", fixed states and float inputs, e.g. `input` ("B", "L").
+
+    Raises:
+        OwnCodeError: the module fails on silence.
+        UsageError: a result differs from its declaration.
+    """
+    step, states = Eager(spec), fresh_states(spec, 1)
+    silence = {entry.name: torch.zeros(entry.axes.sizes(1, BLOCK)) for entry in spec.inputs}
+    positions, moved = 0, 1.0
+    while moved > STILL and positions < MOST:
+        _, after = step(silence, states)
+        pairs = [(states[name], after[name]) for name in after]
+        moved = max((_moved(old, new) for old, new in pairs if old is not None and new is not None), default=0.0)
+        states, positions = dict(after), positions + BLOCK
+    rested = [dataclasses.replace(entry, initial=states[entry.name]) for entry in spec.states]
+    facts = {**(spec.facts or {}), "rest": {"positions": positions, "moved": moved}}
+    return dataclasses.replace(spec, states=rested, facts=facts)
+
+
+def _moved(old: torch.Tensor, new: torch.Tensor) -> float:
+    return float((new - old).abs().max() / new.abs().max().clamp(min=1))

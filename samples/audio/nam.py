@@ -1,0 +1,287 @@
+"""Amplifiers and effects as `.nam` files of Neural Amp Modeler: WaveNet and LSTM, one channel, blocks of any size.
+
+    txl-deploy export samples/audio/nam.py:build --weights amp.nam -o amp.txl
+
+The file is JSON: `architecture`, `config`, `weights` (one list of numbers) and `sample_rate`. Of a file with several
+sizes of one model (SlimmableContainer) the largest is taken. States start at rest, as they are after a long silence.
+Sources: "The current specification" of neural-amp-modeler's documentation and the page "WaveNet Computation
+Walkthrough" of NeuralAmpModelerCore, files of version 0.5 to 0.7.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from txl_export import InputSpec, OutputSpec, StateSpec, StepSpec, at_rest
+from txl_runtime.errors import UsageError
+
+SAMPLE_RATE = 48000.0
+"""Samples a second of a file that does not say."""
+LENGTHS = (64, 8, 1)
+"""Segment lengths into which blocks of any size can be cut."""
+ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
+    "Tanh": torch.tanh,
+    "Hardtanh": functional.hardtanh,
+    "ReLU": torch.relu,
+    "LeakyReLU": functional.leaky_relu,
+    "Sigmoid": torch.sigmoid,
+    "SiLU": functional.silu,
+    "Hardswish": functional.hardswish,
+    "Softsign": functional.softsign,
+}
+REFUSED = (
+    *("head1x1", "conv_pre_film", "conv_post_film", "input_mixin_pre_film", "input_mixin_post_film"),
+    *("activation_pre_film", "activation_post_film", "layer1x1_post_film", "head1x1_post_film"),
+)
+"""Parts of a layer that a file may have; they are refused where they are active."""
+MOST_PAST = 1 << 18
+"""The largest number of samples that a layer may look back, 5 s at 48 kHz: a file's numbers take that much memory."""
+
+MOST_LAYERS = 64
+"""A number in a file makes that many layers before they are compared with the weights."""
+
+
+class Conv(nn.Module):
+    """A convolution over rows, [B, T, n] → [B, T, m]; the rows that it reads before the first are a state.
+
+    Attributes:
+        past: number of these rows, (kernel - 1) · dilation.
+        name: the state's name, which is the path of this module.
+    """
+
+    def __init__(self, taken: int, given: int, kernel: int = 1, dilation: int = 1, bias: bool = True) -> None:
+        super().__init__()
+        if (kernel - 1) * dilation > MOST_PAST:
+            raise UsageError(f"kernel_size {kernel} and dilation {dilation} look back further than {MOST_PAST} samples")
+        self.shape, self.dilation, self.past, self.name = (given, taken, kernel), dilation, (kernel - 1) * dilation, ""
+        self.weight = nn.Parameter(torch.zeros(kernel * taken, given))
+        self.bias = nn.Parameter(torch.zeros(given)) if bias else None
+
+    def forward(self, x: Tensor, states: dict[str, Tensor]) -> Tensor:
+        """Run over new rows; the state in `states` becomes the newest rows."""
+        length = x.shape[1]
+        if self.past:
+            rows = torch.cat([states[self.name], x], 1)
+            states[self.name] = rows[:, length:]
+            places = range(0, self.past + 1, self.dilation)
+            x = torch.cat([rows[:, place : place + length] for place in places], -1)
+        found = x @ self.weight
+        return found if self.bias is None else found + self.bias
+
+    def read(self, values: Tensor) -> dict[str, Tensor]:
+        """Return the parameters in a file's order, [m][n][kernel] and then the bias, as a state dict."""
+        size = self.weight.numel()
+        found = {"weight": values[:size].reshape(self.shape).permute(2, 1, 0).reshape(self.weight.shape)}
+        return found if self.bias is None else found | {"bias": values[size:]}
+
+
+class Layer(nn.Module):
+    """A dilated convolution, the input beside it, an activation, and a projection that is added to what went in."""
+
+    def __init__(self, of: Mapping[str, Any], number: int) -> None:
+        super().__init__()
+        channels, kernel = of["channels"], _each(of, "kernel_sizes" if "kernel_sizes" in of else "kernel_size", number)
+        inner, gate = of.get("bottleneck", channels), "gated" if of.get("gated") else "none"
+        gate = _each(of, "gating_mode", number, gate)
+        if gate not in ("none", "gated"):
+            raise UsageError(f"gating_mode is {gate!r}, expected none or gated")
+        wide = inner if gate == "none" else 2 * inner
+        self.conv = Conv(channels, wide, count("kernel_size", kernel), count("dilations", of["dilations"][number]))
+        self.mixin = Conv(1, wide, bias=False)
+        self.narrow = Conv(inner, channels) if of.get("layer1x1", {}).get("active", True) else None
+        self.activation = _activation(_each(of, "activation", number))
+        second = _each(of, "secondary_activation", number) or "Sigmoid"
+        self.gate = None if gate == "none" else _activation(second)
+
+    def forward(self, x: Tensor, samples: Tensor, states: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the rows for the next layer, and those for the head."""
+        found = self.conv(x, states) + self.mixin(samples, states)
+        if self.gate is None:
+            found = self.activation(found)
+        else:
+            first, second = found.chunk(2, -1)
+            found = self.activation(first) * self.gate(second)
+        return x + (found if self.narrow is None else self.narrow(found, states)), found
+
+
+class LayerArray(nn.Module):
+    """Layers of one width; what they give the head is summed and projected."""
+
+    def __init__(self, of: Mapping[str, Any]) -> None:
+        super().__init__()
+        for part in REFUSED:
+            if (of.get(part) or {}).get("active"):
+                raise UsageError(f"a layer has {part}; that is not supported")
+        for key in ("groups_input", "groups_input_mixin", "condition_size"):
+            if of.get(key, 1) != 1:
+                raise UsageError(f"{key} is {of[key]!r}, expected 1")
+        head = of.get("head") or {"out_channels": of["head_size"], "kernel_size": 1, "bias": of["head_bias"]}
+        sizes = {key: count(key, of[key]) for key in ("input_size", "channels")}
+        inner = count("bottleneck", of.get("bottleneck", sizes["channels"]))
+        self.widen = Conv(sizes["input_size"], sizes["channels"], bias=False)
+        self.layers = nn.ModuleList(Layer(of, number) for number in range(len(of["dilations"])))
+        kernel, dilation = count("kernel_size", head["kernel_size"]), count("dilation", head.get("head_dilation", 1))
+        self.head = Conv(inner, count("head_size", head["out_channels"]), kernel, dilation, bool(head["bias"]))
+
+
+class WaveNet(nn.Module):
+    """Arrays of layers, one after the other; the head of each goes on from that of the one before."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__()
+        for part in ("head", "condition_dsp"):
+            if config.get(part) is not None:
+                raise UsageError(f"the WaveNet has {part}; that is not supported")
+        self.arrays = nn.ModuleList(map(LayerArray, config["layers"]))
+        self.scale = nn.Parameter(torch.zeros(1))
+        for name, part in self.named_modules():
+            if isinstance(part, Conv):
+                part.name = name
+
+    def forward(self, samples: Tensor, states: dict[str, Tensor]) -> Tensor:
+        """Run over new samples, [B, L] → [B, L]; `states` has the past of each convolution, and gets the next one."""
+        first = rows = samples[..., None]
+        heard: Any = 0
+        array: Any
+        found: Any
+        for array in self.arrays:
+            rows = array.widen(rows, states)
+            for layer in array.layers:
+                rows, found = layer(rows, first, states)
+                heard = heard + found
+            heard = array.head(heard, states)
+        scaled: Tensor = self.scale * heard
+        return scaled[..., 0]
+
+    def states(self) -> dict[str, tuple[int, int]]:
+        """Return rows and width of the past of each convolution that has one."""
+        convs = [part for part in self.modules() if isinstance(part, Conv)]
+        return {conv.name: (conv.past, conv.shape[1]) for conv in convs if conv.past}
+
+    def read(self, values: Tensor) -> dict[str, Tensor]:
+        """Return a file's numbers as a state dict: the convolutions' in their order, and the scale."""
+        found, place = {"scale": values[-1:]}, 0
+        for name, part in self.named_modules():
+            if isinstance(part, Conv):
+                size = sum(parameter.numel() for parameter in part.parameters())
+                read = part.read(values[place : place + size])
+                found |= {f"{name}.{key}": value for key, value in read.items()}
+                place += size
+        return found
+
+
+def _each(of: Mapping[str, Any], key: str, number: int, default: Any = None) -> Any:
+    """Return a layer's value where an array has one for all layers or a list of one for each."""
+    value = of.get(key, default)
+    return value[number] if isinstance(value, list) else value
+
+
+def _activation(given: Any) -> Callable[[Tensor], Tensor]:
+    name, options = (given, {}) if isinstance(given, str) else (given["type"], dict(given))
+    options.pop("type", None)
+    if name not in ACTIVATIONS or options.keys() - ({"negative_slope"} if name == "LeakyReLU" else set()):
+        raise UsageError(f"the activation is {given}, expected one of {', '.join(ACTIVATIONS)}")
+    return partial(ACTIVATIONS[name], **options)
+
+
+class Lstm(nn.Module):
+    """An LSTM over samples; `h` and `c` [layers, H] are the states that a file begins with."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__()
+        for key in ("input_size", "in_channels", "out_channels"):
+            if config.get(key, 1) != 1:
+                raise UsageError(f"{key} is {config[key]!r}, expected 1")
+        layers, width = count("num_layers", config["num_layers"]), count("hidden_size", config["hidden_size"])
+        if layers > MOST_LAYERS:
+            raise UsageError(f"num_layers is {layers}, expected at most {MOST_LAYERS}")
+        self.lstm, self.head = nn.LSTM(1, width, layers, batch_first=True), nn.Linear(width, 1)
+        self.register_buffer("h", torch.zeros(layers, width))
+        self.register_buffer("c", torch.zeros(layers, width))
+
+    def forward(self, samples: Tensor, states: dict[str, Tensor]) -> Tensor:
+        """Run over new samples, [B, L] → [B, L]; `states` has h and c [layers, B, H], and gets the next ones."""
+        rows, (states["h"], states["c"]) = self.lstm(samples[..., None], (states["h"], states["c"]))
+        found: Tensor = self.head(rows)[..., 0]
+        return found
+
+    def read(self, values: Tensor) -> dict[str, Tensor]:
+        """Return a file's numbers as a state dict.
+
+        A file has of each layer the matrix of input and hidden side by side, one bias, h and c; then the head's.
+        """
+        layers, width = self.lstm.num_layers, self.lstm.hidden_size
+        found, h, c, place = {}, [], [], 0
+
+        def take(*sizes: int) -> Tensor:
+            nonlocal place
+            size = torch.Size(sizes).numel()
+            place += size
+            return values[place - size : place].reshape(sizes)
+
+        for layer in range(layers):
+            taken = width if layer else 1
+            matrix = take(4 * width, taken + width)
+            found[f"lstm.weight_ih_l{layer}"], found[f"lstm.weight_hh_l{layer}"] = matrix[:, :taken], matrix[:, taken:]
+            found[f"lstm.bias_ih_l{layer}"] = take(4 * width)
+            found[f"lstm.bias_hh_l{layer}"] = torch.zeros(4 * width)
+            h.append(take(width))
+            c.append(take(width))
+        return found | {"head.weight": take(1, width), "head.bias": take(1), "h": torch.stack(h), "c": torch.stack(c)}
+
+
+def build(weights: str | None) -> StepSpec:
+    """Return the step of a `.nam` file: `input` and `output` [B, L], with states at rest."""
+    if weights is None:
+        raise UsageError("no file is given, expected one of Neural Amp Modeler; give --weights amp.nam")
+    try:
+        stored = json.loads(Path(weights).read_bytes())
+        if stored["architecture"] == "SlimmableContainer":
+            stored = max(stored["config"]["submodels"], key=lambda one: float(one["max_value"]))["model"]
+        if stored["architecture"] not in ("WaveNet", "LSTM"):
+            raise UsageError(f"architecture is {stored['architecture']!r}, expected WaveNet or LSTM")
+        make = WaveNet if stored["architecture"] == "WaveNet" else Lstm
+        with torch.device("meta"):  # sizes first: a file may name any
+            expected = sum(part.numel() for name, part in make(stored["config"]).state_dict().items() if _stored(name))
+        values = torch.tensor(stored["weights"], dtype=torch.float32)
+        if values.shape != (expected,) or not values.isfinite().all():
+            raise UsageError(f"has {values.numel()} weights, expected {expected} finite ones of its config")
+    except (OSError, LookupError, AttributeError, TypeError, ValueError, RuntimeError, UsageError) as error:
+        lacks = f"lacks {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
+        raise UsageError(
+            f"{weights}: {' '.join(lacks.split())}; export it again, or change samples/audio/nam.py"
+        ) from None
+    module = make(stored["config"]).eval()
+    module.load_state_dict(module.read(values))
+    if isinstance(module, WaveNet):
+        states = [StateSpec(name, ("B", *sizes)) for name, sizes in module.states().items()]
+    else:
+        shape = (module.lstm.num_layers, "B", module.lstm.hidden_size)
+        states = [StateSpec(name, shape, initial=getattr(module, name)[:, None]) for name in ("h", "c")]
+    inputs, outputs = [InputSpec("input", ("B", "L"))], [OutputSpec("output", ("B", "L"))]
+    facts = {"rate": float(stored.get("sample_rate") or SAMPLE_RATE)}
+    return at_rest(StepSpec(module, inputs, states, outputs, step=_step, segment_lengths=LENGTHS, facts=facts))
+
+
+def _step(module: Any, inputs: dict[str, Any], states: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    after = dict(states)
+    return {"output": module(inputs["input"], after)}, after
+
+
+def _stored(name: str) -> bool:
+    """Return whether a file has this tensor: of an LSTM's two biases it has the sum."""
+    return "bias_hh" not in name
+
+
+def count(name: str, value: Any) -> int:
+    """Return a size from a file."""
+    if type(value) is not int or value < 1:
+        raise UsageError(f"{name} is {value!r}, expected a whole number from 1")
+    return value

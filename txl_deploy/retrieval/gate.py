@@ -1,0 +1,145 @@
+"""The gate of a datastore: a small network that says, of each position, W and whether a search is worth its time.
+
+It is a bundle as any other, `gate.txl` in the datastore's folder, and `gate.json` says what it was fitted for. Its
+step has two outputs: `before` is W by the feature and the entropy alone, and where it is below a bound no search is
+made; `weight` is W by the distances too.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+import numpy as np
+import txl_runtime
+from msgspec import Meta, Struct
+from numpy.typing import NDArray
+from txl_runtime.bundle.writing import write_named
+from txl_runtime.errors import UsageError, brief, one_line
+from txl_runtime.files import open_plain
+from txl_runtime.model import Model
+from txl_runtime.types import Array, Floats
+
+from txl_deploy.retrieval import MOST
+from txl_deploy.retrieval.folder import Feature, Header, Sha
+
+BUNDLE, ABOUT = "gate.txl", "gate.json"
+BATCH = 64
+"""Positions that a gate computes at a time."""
+FARTHEST = 1e30
+"""Squared distance in place of a neighbour that is not there."""
+AGAIN = "fit it again with `txl-deploy datastore fit`"
+
+
+class About(Struct, frozen=True, kw_only=True):
+    """The content of `gate.json`.
+
+    Attributes:
+        model_id, feature: the model and the kind of features that it reads.
+        gate_id: the `model_id` of the gate's own bundle.
+        neighbours, temperature: K and T of the fit.
+        bound: the least W for which a search is made.
+    """
+
+    format: Literal["txl-deploy.gate/1"] = "txl-deploy.gate/1"
+    model_id: str
+    feature: Feature
+    gate_id: Sha
+    neighbours: Annotated[int, Meta(ge=1, le=MOST)]
+    temperature: Annotated[float, Meta(gt=0)]
+    bound: Annotated[float, Meta(ge=0, lt=1)]
+
+
+class Gate:
+    """An opened gate. Threads may share it."""
+
+    def __init__(self, model: Model, about: About) -> None:
+        self.about, self._model, self._own = about, model, threading.local()
+
+    def worthwhile(self, features: Floats, entropy: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Return where a search is made, bool [n], by features float32 [n, F] and entropies [n] in nats."""
+        far = np.zeros((len(features), self.about.neighbours))
+        found: NDArray[np.bool_] = self._run("before", features, entropy, far) >= self.about.bound
+        return found
+
+    def weights(self, features: Floats, entropy: NDArray[np.float64], far: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return W of each position, float64 [n], by squared distances [n, at most K] too.
+
+        Raises:
+            UsageError: the gate returned something else.
+        """
+        return self._run("weight", features, entropy, far)
+
+    def _run(
+        self, output: str, features: Floats, entropy: NDArray[np.float64], far: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        stream, found = getattr(self._own, "stream", None), np.zeros(len(features))
+        if stream is None:
+            stream = self._own.stream = self._model.stream()
+        for first in range(0, len(features), BATCH):
+            count = min(BATCH, len(features) - first)
+            some = slice(first, first + count)
+            inputs = gate_inputs(features[some], entropy[some], far[some])
+            padded = {
+                name: np.zeros((BATCH, self.about.neighbours if name == "distances" else part.shape[1]), np.float32)
+                for name, part in inputs.items()
+            }
+            padded["distances"] += FARTHEST
+            for name, part in inputs.items():
+                padded[name][:count, : part.shape[1]] = part
+            ran = stream.run(padded, (np.arange(BATCH) < count).astype(np.int32))
+            found[first : first + count] = ran[output][:count, 0]
+        if not ((found >= 0) & (found <= 1)).all():
+            raise UsageError(f"the gate of the datastore returned a W that is not from 0 to 1; {AGAIN}")
+        return found
+
+
+def gate_inputs(features: Floats, entropy: Array, far: Array) -> dict[str, Floats]:
+    """Return a gate's inputs, float32 [n, ...] each, by name."""
+    return {
+        "feature": features.astype(np.float32),
+        "entropy": entropy[:, None].astype(np.float32),
+        "distances": np.minimum(far, FARTHEST).astype(np.float32),
+    }
+
+
+def open_gate(folder: Path, header: Header) -> Gate:
+    """Open the gate of a datastore, after checking that it is whole, and of the datastore's features.
+
+    Raises:
+        UsageError: there is none, or it is of something else.
+        BundleError: its bundle is damaged.
+    """
+    place = folder / ABOUT
+    try:
+        with open_plain(place) as (file, _):
+            about = msgspec.json.decode(file.read(1 << 16), type=About)
+    except OSError as error:
+        raise UsageError(f"{place}: {error.strerror or error}, expected a gate; {AGAIN}") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{place}: {brief(one_line(error))}, expected what a fit wrote; {AGAIN}") from None
+    if (about.model_id, about.feature) != (header.model_id, header.feature):
+        raise UsageError(
+            f"{place}: is of {about.feature} features of model {brief(about.model_id[:12])}, expected {header.feature} "
+            f"features of {header.model_id[:12]}; {AGAIN}"
+        )
+    model = txl_runtime.load(folder / BUNDLE, "cpu", threads=1)
+    manifest = model.manifest
+    shapes = {entry.name: entry.shape for entry in manifest.inputs}
+    shapes |= {entry.name: entry.shape for entry in manifest.outputs}
+    expected = {"feature": ("B", header.width), "entropy": ("B", 1), "distances": ("B", about.neighbours)}
+    expected |= {"before": ("B", 1), "weight": ("B", 1)}
+    fits = {name: shapes.get(name) for name in expected} == expected and manifest.batch_size == BATCH
+    if manifest.model_id != about.gate_id or not fits:
+        raise UsageError(
+            f"{folder / BUNDLE}: is {manifest.model_id[:12]}, expected the gate {about.gate_id[:12]} for "
+            f"features of {header.width} and {about.neighbours} neighbours; {AGAIN}"
+        )
+    return Gate(model, about)
+
+
+def write_about(folder: Path, about: About) -> None:
+    """Write what a gate was fitted for; raises TxlError where the folder has no room or rights."""
+    write_named(folder / ABOUT, msgspec.json.format(msgspec.json.encode(about)))

@@ -1,0 +1,149 @@
+"""The search for the nearest rows: exact up to a size, and from there by faiss, which looks into the nearest clusters.
+
+Both find candidates, a few more than are asked for, with float32 or coded distances. The distances that count are
+computed from the float16 rows in float64, and the nearest of the candidates are taken by these.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from txl_runtime.errors import UsageError
+from txl_runtime.types import Floats
+
+from txl_deploy.extras import require
+from txl_deploy.retrieval.folder import BLOCK, INDEX, Halves
+
+EXACT_ROWS = 1 << 17
+"""Most rows of an exact search, whose float32 copy of 192 numbers a row then takes 100 MB."""
+PROBES = 32
+"""Clusters that are looked into, of about √rows: 8 % of 2^17 rows, 1 % of 10^7."""
+SAMPLE = 64
+"""Rows by which each cluster's centre is found; faiss warns below 39."""
+QUERIES = 16
+"""Queries that are compared with all rows at a time: 16 × 2^17 distances are 8 MB."""
+Rows = NDArray[np.int64]
+Hidden = tuple[int, int]
+"""First row and end of a text that is not to be found; (0, 0) for none."""
+
+
+class Search(Protocol):
+    """A search for candidates."""
+
+    def candidates(self, queries: Floats, count: int, hidden: Hidden) -> Rows:
+        """Return the rows next to queries float32 [n, F], int64 [n, count]; -1 where there are fewer."""
+
+
+class Exact(Search):
+    """A comparison with every row."""
+
+    def __init__(self, features: NDArray[np.floating]) -> None:
+        self._rows = features.astype(np.float32)
+        self._norms = np.einsum("nf,nf->n", self._rows, self._rows)
+
+    def candidates(self, queries: Floats, count: int, hidden: Hidden) -> Rows:
+        count = min(count, len(self._rows))
+        found = np.full((len(queries), count), -1, np.int64)
+        for first in range(0, len(queries), QUERIES):
+            far = self._norms - 2 * (queries[first : first + QUERIES] @ self._rows.T)
+            far[:, slice(*hidden)] = np.inf
+            for row, into in zip(far, found[first : first + QUERIES], strict=True):
+                some = np.flatnonzero(row <= np.partition(row, count - 1)[count - 1])
+                some = some[np.argsort(row[some], kind="stable")][:count]  # of ties the first rows
+                some = some[row[some] < np.inf]
+                into[: len(some)] = some
+        return found
+
+
+class Clustered(Search):
+    """faiss's index of clusters for features of a shape, [rows, F]: 8 bits a number, mapped from the file."""
+
+    def __init__(self, folder: Path, shape: tuple[int, ...]) -> None:
+        faiss = _faiss("a datastore of this size")
+        try:
+            self._index, self._faiss = faiss.read_index(str(folder / INDEX), faiss.IO_FLAG_MMAP), faiss
+        except RuntimeError:  # its own text has addresses and line numbers of its source
+            raise UsageError(f"{folder / INDEX}: faiss cannot read it, expected its index; build it again") from None
+        if (self._index.ntotal, self._index.d) != shape:
+            raise UsageError(
+                f"{folder / INDEX}: has {self._index.ntotal} rows of {self._index.d} numbers, expected {shape[0]} of "
+                f"{shape[1]}; build it again"
+            )
+
+    def candidates(self, queries: Floats, count: int, hidden: Hidden) -> Rows:
+        faiss, chosen = self._faiss, None
+        if hidden[1] > hidden[0]:
+            text = faiss.IDSelectorRange(*hidden)
+            chosen = faiss.IDSelectorNot(text)
+        how = faiss.SearchParametersIVF(nprobe=PROBES, sel=chosen)
+        found: Rows = self._index.search(np.ascontiguousarray(queries, np.float32), count, params=how)[1]
+        return found
+
+
+def nearest(
+    search: Search, features: NDArray[np.floating], queries: Floats, count: int, hidden: Hidden
+) -> tuple[Rows, NDArray[np.float64]]:
+    """Return the nearest rows, int64 [n, count], and squared distances, float64; infinite where there are fewer.
+
+    Of rows at the same distance the first is nearer, where the search finds all of them.
+    """
+    found = search.candidates(queries, 2 * count + 16, hidden)
+    found.sort(axis=1)
+    far = np.full(found.shape, np.inf)
+    for query, rows, into in zip(queries, found, far, strict=True):
+        there = rows >= 0
+        into[there] = np.square(features[rows[there]].astype(np.float64) - query).sum(axis=1)
+    order = np.argsort(far, axis=1, kind="stable")[:, :count]
+    return np.take_along_axis(found, order, 1), np.take_along_axis(far, order, 1)
+
+
+def write_index(
+    place: Path, features: Halves, told: Callable[[int], object], held: tuple[Path, int] | None = None
+) -> None:
+    """Write the index of all rows to a file.
+
+    Args:
+        told: called with the number of rows that were added since the last call.
+        held: an index whose clusters are kept, and the rows that it has; None to find new clusters.
+
+    Raises:
+        BackendError: faiss is not installed.
+        OSError: the file cannot be written.
+    """
+    faiss = _faiss("a datastore of this size")
+    rows, width = features.shape
+    first = 0
+    if held is not None:
+        index, first = faiss.read_index(str(held[0])), held[1]
+        told(first)
+    else:
+        lists = round(rows**0.5)
+        index = faiss.index_factory(width, f"IVF{lists},SQ8")
+        index.train(features[:: max(1, rows // (SAMPLE * lists))].astype(np.float32))
+    for at in range(first, rows, BLOCK):
+        some = features[at : at + BLOCK].astype(np.float32)
+        index.add(some)
+        told(len(some))
+    try:
+        faiss.write_index(index, str(place))
+    except RuntimeError:  # of a full disk; its own text has line numbers of its source
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from None
+
+
+def require_faiss(rows: int) -> None:
+    """Refuse a store that is too large for an exact search where faiss is missing; raises BackendError."""
+    if rows > EXACT_ROWS:
+        require("a datastore of this size", "knn", "faiss")
+
+
+def _faiss(what: str):  # type: ignore[no-untyped-def]  # noqa: ANN202 - faiss has no types
+    require(what, "knn", "faiss")
+    import faiss
+
+    return faiss
