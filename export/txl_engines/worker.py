@@ -1,9 +1,10 @@
 """Compiles one engine in a separate process: `python -m txl_engines.worker`, which `building` starts.
 
-The compiler orders some tables by address, so two builds give the same bytes only if nothing was allocated before. Each
-engine is therefore compiled in a fresh process, in a fresh thread (which has its own heap), and the library receives
-nothing that differs from machine to machine, such as a path. A separate process can also be stopped at any moment, and
-a crash of native code ends nothing else.
+The compiler orders some tables by address, so a process that has built before gives other bytes. Each engine is
+therefore compiled in a fresh process, in a fresh thread (which has its own heap), and the library receives nothing that
+differs from machine to machine, such as a path. Builds then give equal bytes, with exceptions: 480 of 480 here, and one
+that differed on a busier machine. A separate process can also be stopped at any moment, and a crash of native code ends
+nothing else.
 
 The process reads from stdin: the request, as a line of JSON; the graph's bytes; and, once it has reported that the
 engine is compiled, a line with the file to write. The end of stdin means that the parent has gone. It writes lines of
