@@ -326,7 +326,9 @@ def test_the_command_judges_first_and_says_what_only_text_judges(half: Path, mon
     ran = call_main(command, monkeypatch, capfd)
     assert ran.code == 0, ran.stderr
     assert "not judged without real text" in ran.stdout
-    facts = json.loads(call_main([*command, "--json"], monkeypatch, capfd).stdout)["programs"][0]
+    again = call_main([*command, "--json", "--text", __file__], monkeypatch, capfd)
+    assert "the text was not read: all engines of fp8 are there and judged; --force judges again" in again.stderr
+    facts = json.loads(again.stdout)["programs"][0]
     assert (facts["rounding"], facts["reused"], facts["judged"]["KL mean"]) == ("fp8", True, None)
     assert facts["judged"]["memory RMS error (of the standard deviation)"] > 1e-3
     _, found = self_tested(half)

@@ -123,6 +123,10 @@ def run(
 
         rounding = None if precision is None or precision == "bf16" else (precision, judge)
         made = build_bundle(bundle, target, gpus, update, force, kinds, display, weights, rounding)
+        if not found and (text is not None or tokens is not None):
+            display.warn(
+                f"the text was not read: all engines of {precision} are there and judged; --force judges again"
+            )
     if json:
         print_json(describe_build(made))
         return

@@ -137,7 +137,7 @@ def run(
     if path.is_dir() and not (path / "config.json").exists():
         raise UsageError(
             f"{path}: a folder without {MANIFEST} or config.json, expected a bundle or a Hugging Face model; name one, "
-            "or a checkpoint file"
+            "or a checkpoint file; a trainer's run is read by txl-deploy export"
         )
     require_export("inspect of a checkpoint")
     from txl_export.checkpoints import read_config

@@ -17,6 +17,8 @@ from txl_deploy.plain_c.step import PlainStep
 
 MIXED = 48
 """Segments of all kinds, after those that fill the memory."""
+STEADY = 8
+"""Segments in a row in which what may be a flag is 0, then in which it is 1, then random."""
 FILLING = 64, 2000
 """Whole segments that fill a memory whose rows are not counted; and the most for one whose rows are."""
 
@@ -35,7 +37,11 @@ def filling(manifest: Manifest, length: int) -> int:
 
 
 def segments(step: PlainStep, whole: int, mixed: int, seed: int) -> Iterator[Segment]:
-    """Yield `whole` whole segments, then `mixed` of all kinds."""
+    """Yield `whole` whole segments, then `mixed` of all kinds.
+
+    An input of one value per sequence and position may be a flag that clears the states, like `episode_start`. Random
+    values would clear them in every step, so it stays 0 for `STEADY` segments, then 1.
+    """
     manifest, length = step.manifest, step.program.segment_length
     draws, batch, can = np.random.default_rng(seed), manifest.batch_size, manifest.can
     source = InputSource(manifest, None, draws)
@@ -49,7 +55,11 @@ def segments(step: PlainStep, whole: int, mixed: int, seed: int) -> Iterator[Seg
                 counts[idle] = 0
             if number % 8 == 6:
                 which[:] = draws.random(batch) < 0.5 if batch > 1 and can.run_apart else True
-        yield Segment(which, counts, source.take(batch, length))
+        inputs, value = source.take(batch, length), (number + whole) // STEADY % 3
+        for entry in manifest.given if value < 2 else ():
+            if entry.vocab is None and math.prod(entry.axes.alone.sizes(1, 1)) == 1:
+                inputs[entry.name][...] = value
+        yield Segment(which, counts, inputs)
 
 
 def expected(stream: Stream, step: PlainStep, segment: Segment) -> dict[str, Array]:

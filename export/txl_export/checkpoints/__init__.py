@@ -242,7 +242,10 @@ def _tensors(content: Any, source: str) -> dict[str, Tensor]:
         )
     if strange or not content:
         found = f"entries such as {', '.join(strange[:3])}" if strange else "nothing"
-        raise CheckpointError(f"{source}: holds {found}, expected a state dict or a known checkpoint; save one of them")
+        raise CheckpointError(
+            f"{source}: holds {found}, expected a state dict or a known checkpoint; save one of them, or give the "
+            "whole folder if it is a trainer's run"
+        )
     state = dict(content)
     for prefix in PREFIXES:
         if all(name.startswith(prefix) for name in state):

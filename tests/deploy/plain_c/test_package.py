@@ -174,6 +174,36 @@ def test_a_step_that_is_not_the_bundle_is_refused(tmp_path, monkeypatch, fault):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("ends", [0.0, 1.0], ids=["zero clears", "one clears"])
+def test_a_state_that_a_flag_clears_is_carried_over_steps_before_it_is_judged(tmp_path, monkeypatch, ends):
+    """Random numbers as the flag would clear the state in every step, and hide a wrong weight."""
+    need("cc")
+    graph = Graph()
+    model = StepModel(
+        inputs=(
+            Input(name="x", dtype="float32", shape=("B", 4), role="feature"),
+            Input(name="flag", dtype="float32", shape=("B", 1), role="feature"),
+        ),
+        outputs=(Output(name="y", dtype="float32", shape=("B", 4)),),
+        states=(state("s", (B, 4), 0),),
+        streams="lockstep",
+    )
+    keeps = ["flag"] if ends == 0 else [graph.add("Sub", [graph.constant(1.0, np.float32), "flag"], "rest")]
+    graph.add("Equal", [*keeps, graph.constant(1.0, np.float32)], "kept")
+    graph.add("Where", ["kept", "state.s.in", graph.constant(0.0, np.float32)], "carried")
+    graph.add("Mul", ["carried", graph.constant(0.4375, np.float32)], "smaller")
+    graph.add("Add", ["smaller", "x"], "sum")
+    graph.add("Identity", ["sum"], "y")
+    graph.add("Identity", ["sum"], "state.s.out")
+    model.add("step-1", 1, graph)
+    bundle, real = model.write(tmp_path / "bundle"), package.render
+    monkeypatch.setattr(
+        package, "render", lambda name, context: real(name, context).replace("0x1.c00000p-2f", "0x1.200000p-1f")
+    )
+    with pytest.raises(CheckError, match="is not the model"):
+        package_c(bundle, tmp_path / "wrong")
+
+
 @pytest.mark.slow
 def test_a_quantised_model_whose_scales_are_misread_is_refused(tmp_path, monkeypatch):
     """The generator takes scales on one axis for those of other blocks: nats away, and nothing in the text shows it."""

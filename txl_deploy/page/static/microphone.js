@@ -17,8 +17,9 @@ export async function* chunksOf(worklet, rate, size, signal) {
   const sound = await navigator.mediaDevices.getUserMedia(wanted).catch((error) => {
     throw new Error(`the browser gives no microphone (${error.message}), expected its leave; allow it for this page`);
   });
-  const context = new AudioContext({ sampleRate: rate });
+  let context = /** @type {AudioContext | undefined} */ (undefined);
   try {
+    context = new AudioContext({ sampleRate: rate }); // fails at a rate that the browser does not have
     await context.audioWorklet.addModule(worklet);
     const options = { numberOfOutputs: 0, channelCount: 1, channelCountMode: /** @type {const} */ ("explicit"), processorOptions: { size } };
     const node = new AudioWorkletNode(context, "chunks", options);
@@ -40,6 +41,6 @@ export async function* chunksOf(worklet, rate, size, signal) {
     }
   } finally {
     for (const track of sound.getTracks()) track.stop();
-    await context.close();
+    await context?.close();
   }
 }
