@@ -140,7 +140,7 @@ class FeedForward(nn.Module):
         self.norm = nn.LayerNorm(d_model, eps=1e-5)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Transform x [B, L, D], row by row, to [B, L, D]."""
+        """Transform x [B, L, D], row by row, to [B, L, D]. For example, [2, 5, 32]."""
         normed: Tensor = self.norm(x + self.outer(functional.relu(self.inner(x))))
         return normed
 
@@ -153,7 +153,7 @@ class Layer(nn.Module):
         self.attention, self.feed_forward = attention, feed_forward
 
     def forward(self, x: Tensor, memory: Tensor, distances: Tensor) -> Tensor:
-        """Carry x [B, L, D] one layer up."""
+        """Carry x [B, L, D] one layer up. For example, [2, 5, 32]."""
         result: Tensor = self.feed_forward(self.attention(x, memory, distances))
         return result
 
@@ -231,7 +231,10 @@ def library_text(heldout_bytes: int) -> tuple[bytes, bytes]:
 
 
 def as_streams(text: bytes, streams: int) -> Tensor:
-    """Cut a text into parallel contiguous streams of byte values: int64 [B, bytes // B]."""
+    """Cut a text into parallel contiguous streams of byte values: int64 [B, bytes // B].
+
+    For example, b"abcdef" and 2 streams give [[97, 98, 99], [100, 101, 102]].
+    """
     length = len(text) // streams
     return torch.frombuffer(bytearray(text[: streams * length]), dtype=torch.uint8).view(streams, length).long()
 

@@ -20,6 +20,8 @@ def read_tokens(
 ) -> Ids | None:
     """Return token ids int32 [T] from a text file, an .npy file or an array; None if nothing was given.
 
+    A vocabulary of bytes makes [97, 98] of a file with "ab".
+
     Raises:
         UsageError: both were given, a file cannot be read, a text has no vocabulary, or ids are not in 0 … V-1.
     """
@@ -65,6 +67,8 @@ def regular(path: str | Path) -> Path:
 
 def read_ids(path: str | Path) -> NDArray[Any]:
     """Return the array in an .npy file, of any shape.
+
+    For example, int64 [100000].
 
     Raises:
         UsageError: the file cannot be read, or does not contain exactly one array.

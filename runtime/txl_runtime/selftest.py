@@ -207,6 +207,8 @@ def translated(vectors: Mapping[str, Array], model: Model) -> dict[str, Array]:
 def reached(model: Model, vectors: Mapping[str, Array]) -> list[float]:
     """Return the errors of [outputs, state] that the exporter's machine reached, from vectors in the general form.
 
+    For example, [2.1e-07, 3.5e-07].
+
     Raises:
         BundleError: an error is below 0 or above the largest stored value: with a larger one any result would pass.
     """

@@ -65,7 +65,9 @@ class Conv(nn.Module):
         self.bias = nn.Parameter(torch.zeros(given)) if bias else None
 
     def forward(self, x: Tensor, states: dict[str, Tensor]) -> Tensor:
-        """Run over new rows; the state in `states` becomes the newest rows."""
+        """Run over new rows [B, L, channels]; the state in `states` becomes the newest rows, e.g. [1, 2, 4] for a
+        kernel of 3.
+        """
         length = x.shape[1]
         if self.past:
             rows = torch.cat([states[self.name], x], 1)
@@ -76,7 +78,10 @@ class Conv(nn.Module):
         return found if self.bias is None else found + self.bias
 
     def read(self, values: Tensor) -> dict[str, Tensor]:
-        """Return the parameters in a file's order, [m][n][kernel] and then the bias, as a state dict."""
+        """Return the parameters in a file's order, [m][n][kernel] and then the bias, as a state dict.
+
+        For example, 4 channels in and out and a kernel of 3 read 48 numbers and 4 of the bias.
+        """
         size = self.weight.numel()
         found = {"weight": values[:size].reshape(self.shape).permute(2, 1, 0).reshape(self.weight.shape)}
         return found if self.bias is None else found | {"bias": values[size:]}
@@ -101,7 +106,7 @@ class Layer(nn.Module):
         self.gate = None if gate == "none" else _activation(second)
 
     def forward(self, x: Tensor, samples: Tensor, states: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the rows for the next layer, and those for the head."""
+        """Return the rows for the next layer, and those for the head. For example, [1, 64, 4] twice."""
         found = self.conv(x, states) + self.mixin(samples, states)
         if self.gate is None:
             found = self.activation(found)
@@ -146,7 +151,10 @@ class WaveNet(nn.Module):
                 part.name = name
 
     def forward(self, samples: Tensor, states: dict[str, Tensor]) -> Tensor:
-        """Run over new samples, [B, L] → [B, L]; `states` has the past of each convolution, and gets the next one."""
+        """Run over new samples, [B, L] → [B, L]; `states` has the past of each convolution, and gets the next one.
+
+        For example, [1, 64] → [1, 64].
+        """
         first = rows = samples[..., None]
         heard: Any = 0
         array: Any
@@ -166,7 +174,10 @@ class WaveNet(nn.Module):
         return {conv.name: (conv.past, conv.shape[1]) for conv in convs if conv.past}
 
     def read(self, values: Tensor) -> dict[str, Tensor]:
-        """Return a file's numbers as a state dict: the convolutions' in their order, and the scale."""
+        """Return a file's numbers as a state dict: the convolutions' in their order, and the scale.
+
+        For example, a tensor [13802] of a standard model.
+        """
         found, place = {"scale": values[-1:]}, 0
         for name, part in self.named_modules():
             if isinstance(part, Conv):
@@ -207,7 +218,10 @@ class Lstm(nn.Module):
         self.register_buffer("c", torch.zeros(layers, width))
 
     def forward(self, samples: Tensor, states: dict[str, Tensor]) -> Tensor:
-        """Run over new samples, [B, L] → [B, L]; `states` has h and c [layers, B, H], and gets the next ones."""
+        """Run over new samples, [B, L] → [B, L]; `states` has h and c [layers, B, H], and gets the next ones.
+
+        For example, [1, 64] → [1, 64].
+        """
         rows, (states["h"], states["c"]) = self.lstm(samples[..., None], (states["h"], states["c"]))
         found: Tensor = self.head(rows)[..., 0]
         return found
@@ -215,7 +229,8 @@ class Lstm(nn.Module):
     def read(self, values: Tensor) -> dict[str, Tensor]:
         """Return a file's numbers as a state dict.
 
-        A file has of each layer the matrix of input and hidden side by side, one bias, h and c; then the head's.
+        A file has of each layer the matrix of input and hidden side by side, one bias, h and c; then the head's. For
+        example, one layer of input 1 and hidden size 3 has 4 · 3 · (1 + 3) numbers in its matrix, and 12 in its bias.
         """
         layers, width = self.lstm.num_layers, self.lstm.hidden_size
         found, h, c, place = {}, [], [], 0

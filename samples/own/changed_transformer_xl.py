@@ -39,14 +39,17 @@ class Gate(nn.Module):
         self.caution = nn.Parameter(torch.full((WIDTH,), 1.0))
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Let y change x [B, L, D]."""
+        """Let y change x [B, L, D]. For example, [2, 5, 32]."""
         (reset, mix, new), (old_reset, old_mix) = self.update(y).chunk(3, -1), self.residual(x).chunk(2, -1)
         share = torch.sigmoid(mix + old_mix - self.caution)
         return (1 - share) * x + share * torch.tanh(new + self.candidate(torch.sigmoid(reset + old_reset) * x))
 
 
 def rotate(x: Tensor, positions: Tensor) -> Tensor:
-    """Turn pairs of x [B, H, K, d_head] by angles that grow with the position (arXiv 2104.09864)."""
+    """Turn pairs of x [B, H, K, d_head] by angles that grow with the position (arXiv 2104.09864).
+
+    For example, x [2, 4, 21, 8] and positions 0 … 20.
+    """
     half = x.shape[-1] // 2
     angles = positions[:, None] * torch.exp(torch.arange(half, dtype=x.dtype) * (-math.log(10_000) / half))
     a, b = x.chunk(2, -1)
@@ -68,7 +71,7 @@ class Layer(nn.Module):
         self.gates = nn.ModuleList(Gate() for _ in range(2))
 
     def forward(self, x: Tensor, memory: Tensor, visible: Tensor) -> Tensor:
-        """Carry x [B, L, D] one layer up."""
+        """Carry x [B, L, D] one layer up. For example, [2, 5, 32] → [2, 5, 32] with a memory [2, 16, 32]."""
         rows = self.norms[0](torch.cat([memory, x], 1))
         places = torch.arange(rows.shape[1], dtype=x.dtype)
         heads = [part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in self.key_value(rows).chunk(2, -1)]

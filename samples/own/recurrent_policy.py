@@ -67,7 +67,7 @@ class Corridors:
         self.enter(np.ones(number, bool))
 
     def enter(self, rows: np.ndarray[Any, Any]) -> None:
-        """Begin a new corridor in these rows."""
+        """Begin a new corridor in these rows. For example, `enter([True, False])` begins one in row 0."""
         self.sign[rows] = self.random.choice([-1.0, 1.0], rows.sum())
         self.length[rows] = self.random.integers(6, 15, rows.sum())
         self.place[rows] = 0
@@ -81,11 +81,14 @@ class Corridors:
         return np.stack(columns, axis=1).astype(np.float32)
 
     def right_action(self) -> np.ndarray[Any, Any]:
-        """Return each row's action of a player who remembers the sign."""
+        """Return each row's action of a player who remembers the sign. For example, [1, 0] for two rows."""
         return np.where(self.place < self.length, AHEAD, np.where(self.sign < 0, LEFT, RIGHT))
 
     def act(self, action: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Take one action each; returns who left the corridor, and who of them on the right side."""
+        """Take one action each; returns who left the corridor, and who of them on the right side.
+
+        For example, ([True, False], [True, False]): row 0 left on the right side.
+        """
         left = (action != AHEAD) | (self.place >= self.length)
         won = (action == self.right_action()) & left
         self.place += 1

@@ -43,7 +43,10 @@ class SelectiveState(nn.Module):
         self.direct = nn.Parameter(torch.ones(HEADS, 1))
 
     def forward(self, x: Tensor, window: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """From x [B, L, D], window [B, reach, mixed], state [B, heads, per head, N] to the same three."""
+        """From x [B, L, D], window [B, reach, mixed], state [B, heads, per head, N] to the same three.
+
+        For example, x [2, 1, 32].
+        """
         gate, mixed, step = torch.split(self.inward(self.norm(x)), [INNER, MIXED, HEADS], -1)
         seen = torch.cat([window, mixed], 1)
         mixed = functional.silu(self.convolution(seen.mT).mT)

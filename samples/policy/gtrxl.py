@@ -25,7 +25,7 @@ class Gate(nn.Module):
         nn.init.constant_(self.found.bias[WIDTH : 2 * WIDTH], -1.0)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the gated sum of a layer's input x and its result y, both [B, L, d]."""
+        """Return the gated sum of a layer's input x and its result y, both [B, L, d]. For example, [2, 1, 32]."""
         (r, z, h), (kept_r, kept_z) = self.found(y).chunk(3, -1), self.kept(x).chunk(2, -1)
         r, z = torch.sigmoid(r + kept_r), torch.sigmoid(z + kept_z)
         return (1 - z) * x + z * torch.tanh(h + self.candidate(r * x))

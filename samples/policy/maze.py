@@ -38,7 +38,7 @@ class Mazes:
         self.enter(np.ones(rows, bool))
 
     def enter(self, rows: Array) -> None:
-        """Begin the next episode in these rows."""
+        """Begin the next episode in these rows. For example, `enter([True, False])` begins one in row 0."""
         self.number[rows] += self.rows
         for row in np.flatnonzero(rows):
             random = np.random.default_rng((self.seed, self.number[row]))
@@ -48,7 +48,7 @@ class Mazes:
         self.step[rows] = 0
 
     def at_door(self) -> Array:
-        """[rows, doors], true where a row stands at a door."""
+        """Return bool [rows, doors], True where a row stands at a door: [[False, True]] for one row at door 1."""
         doors: Array = self.doors == self.step[:, None]
         return doors
 
@@ -61,11 +61,14 @@ class Mazes:
         return np.column_stack([sign, reading + self.at_door(), *rest]).astype(np.float32)
 
     def right_action(self) -> Array:
-        """Return each row's action of a player who remembers the signs."""
+        """Return each row's action of a player who remembers the signs. For example, [1, 0] for two rows."""
         return np.where(self.at_door().any(1), (self.signs * self.at_door()).sum(1), AHEAD)
 
     def act(self, actions: Array) -> tuple[Array, Array]:
-        """Take one action each; rewards, and rows that left: by a wrong action, or by the last door."""
+        """Take one action per row; return rewards, and the rows that left the maze by a wrong action or the last door.
+
+        For example, ([1.0, 0.0], [True, False]).
+        """
         right = actions == self.right_action()
         rewards = (right & self.at_door().any(1)).astype(int)
         left = ~right | self.at_door()[:, -1]

@@ -31,7 +31,7 @@ class BundlePlayer:
         return self.stream.run({"observation": observation[:, None]})["action"][:, 0]
 
     def reset(self, rows: Array) -> None:
-        """Only these rows begin anew."""
+        """Reset the states of these rows alone: `[True, False]` resets row 0."""
         if rows.any():
             self.stream.reset(rows)
 

@@ -37,13 +37,13 @@ class TorchPlayer:
 
     @torch.inference_mode()
     def reset(self, rows: Array) -> None:
-        """Only these rows begin anew."""
+        """Reset the states of these rows alone: `[True, False]` resets row 0."""
         for state, axes in zip(self.states, self.axes, strict=True):
             state[axes.at(torch.from_numpy(rows))] = 0
 
 
 def fresh_states(spec: StepSpec, rows: int) -> list[Tensor]:
-    """Return the states that sequences begin with: zeros."""
+    """Return the states that sequences begin with: zeros, e.g. a window [4, 16, 32] for 4 rows."""
     return [torch.zeros(entry.axes.sizes(rows, 0), dtype=getattr(torch, entry.dtype)) for entry in spec.states]
 
 

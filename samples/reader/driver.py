@@ -27,14 +27,14 @@ OF_A_STREAM = ("run", "feed", "score", "generate", "reset", "select", "save", "r
 
 
 def to_json(array: Array) -> dict[str, Any]:
-    """Return an array as the protocol has it."""
+    """Return an array as the protocol writes it, e.g. int32 [2] as its dtype, its shape and its values."""
     names = {dtype: name for name, dtype in TYPES.items()}
     data = base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
     return {"dtype": names[array.dtype], "shape": list(array.shape), "data": data}
 
 
 def from_json(array: dict[str, Any]) -> Array:
-    """Return the array of an object of the protocol."""
+    """Return the array that the protocol wrote as an object; the inverse of `to_json`, e.g. int32 [2]."""
     return np.frombuffer(base64.b64decode(array["data"], validate=True), TYPES[array["dtype"]]).reshape(array["shape"])
 
 

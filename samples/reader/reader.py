@@ -141,7 +141,10 @@ class Bundle:
         return self.sessions[name]
 
     def softmax(self, hidden: Array) -> Array:
-        """Make the log-probabilities of rows [rows, F] from the softmax's parts (§ 6)."""
+        """Make the log-probabilities of rows [rows, F] from the softmax's parts (§ 6).
+
+        For example, [3, 64] → [3, 256].
+        """
         parts, output = {}, self.outputs[self.logprobs]
         for p in self.manifest["programs"]:
             if p["kind"] == "head" or p["kind"].startswith("tail."):
@@ -182,7 +185,9 @@ def derive(m: Table) -> None:
 
 
 def only_counted(row: Table, array: Array, counts: Array) -> Array:
-    """Return an input or output with zeros where nothing counts (§ 4)."""
+    """Return an input or output with zeros at positions that do not count (§ 4): with counts [5, 3], from 3 on in row
+    1.
+    """
     ends = np.where(counts > 0, counts + row.get("lookahead", 0), 0)
     mask = np.arange(array.shape[1]) < ends[:, None] if "L" in row["shape"] else ends > 0
     return np.where(mask.reshape(mask.shape + (1,) * (array.ndim - mask.ndim)), array, array.dtype.type(0))
@@ -238,7 +243,10 @@ class Stream:
         return found
 
     def state(self, rows: Sequence[int] | None = None) -> Arrays:
-        """Return the state of some sequences, or all, as snapshots have it: memory rows stand last."""
+        """Return the state of some sequences, or all, as snapshots have it: memory rows stand last.
+
+        For example, {"layers.00.hidden": [2, 16, 32]}.
+        """
         rows = self._sequences(rows)
         found = {"fill": self.fill[rows], "head": self.head[rows]} if self.memory else {}
         for s in self.states:
@@ -253,7 +261,10 @@ class Stream:
         return found
 
     def table(self) -> Arrays:
-        """Return the state by the table's names and axes, of b sequences: memory in float32, with M rows (§ 5)."""
+        """Return the state by the table's names and axes, of b sequences: memory in float32, with M rows (§ 5).
+
+        For example, {"layers.00.hidden": [2, 16, 32]}.
+        """
         found, tensors = self.state(), {}
         for s in self.states:
             if s["label"] in found:
@@ -391,7 +402,10 @@ class Stream:
         return True
 
     def run(self, inputs: Arrays, counts: Counts = None, commit: bool = True) -> Arrays:
-        """Run a segment (§ 4): inputs by name, of T + lookahead positions, of which `counts` count (None: T)."""
+        """Run a segment (§ 4): inputs by name, of T + lookahead positions, of which `counts` count (None: T).
+
+        For example, {"ids": [2, 5]} with counts [5, 3].
+        """
         arrays, length, checked = self._checked(inputs, counts)
         self._allowed(length, checked)
         return self._step(arrays, length, checked, commit)
@@ -454,7 +468,10 @@ class Stream:
                 rows[: self.head[i]] = rows[self.R : self.R + self.head[i]]
 
     def feed(self, inputs: Arrays, counts: Counts = None, last: bool = False) -> Arrays:
-        """Run any number of positions, segment by segment (§ 5); `last` gives each sequence's last one that counts."""
+        """Run any number of positions, segment by segment (§ 5); `last` gives each sequence's last one that counts.
+
+        For example, {"ids": [2, 100]} in segments of 64 and 36.
+        """
         arrays, total, ends = self._checked(inputs, counts)
         sizes, cuts, at = [p["segment_length"] for p in reversed(self.programs)], [], 0
         while at < ends.max():

@@ -44,7 +44,10 @@ def generate(
     top_p: float | None = None,
     seed: int = 0,
 ) -> tuple[Array, Array]:
-    """Feed prompts, and draw after each; return tokens and their log-probabilities, [count, b]."""
+    """Feed prompts, and draw after each; return tokens and their log-probabilities, [count, b].
+
+    For example, tokens [2, 5] and count 10 give [10, 2] twice.
+    """
     name, tokens, ends = _text(stream, tokens, counts)
     need((ends > 0).all() and count > 0, "Every sequence needs a prompt to draw after, and a token to draw.")
     need(temperature >= 0 and (top_k is None or top_k > 0), "A temperature or top_k is too small.")
@@ -63,7 +66,10 @@ def generate(
 def draw(
     logprobs: Array, numbers: np.random.Generator, temperature: float, top_k: int | None, top_p: float | None
 ) -> int:
-    """Draw a token from the log-probabilities of one row, in float64 (§ 7)."""
+    """Draw a token from the log-probabilities of one row, in float64 (§ 7).
+
+    For example, 1 for the log-probabilities of [0.1, 0.9] with `top_k` 1.
+    """
     p = np.asarray(logprobs, np.float64)
     need(not np.isnan(p).any(), "There are NaN among the log-probabilities.", "backend")
     if temperature == 0:

@@ -44,12 +44,14 @@ class Ears:
         self.waiting = [self.none] * model.batch_size
 
     def hear(self, chunks: Mapping[int, Array], ended: Collection[int] = ()) -> dict[int, Array]:
-        """Results of all frames for which enough has been heard.
+        """Return the results of all frames for which enough sound has arrived, by stream.
+
+        For example, chunks {0: [3, 40]} may give {0: [2]}: the third frame waits for what follows it.
 
         Args:
             chunks: by stream, [T, …] with any T.
-            ended: streams whose last chunk this is. Silence stands for what would lie ahead, all their frames get their
-                results, and the stream begins anew with the next chunk.
+            ended: streams whose last chunk this is. Silence takes the place of what would follow, so that each of
+                their frames gets its result.
         """
         for row, chunk in chunks.items():
             if chunk.shape[1:] != self.none.shape[1:]:

@@ -20,7 +20,10 @@ ROUNDING = 1e-5
 
 
 def whole(ears: Ears, frames: Array, ahead: bool = True, past: bool = True) -> Array:
-    """Results of one utterance that is there from the beginning to the end; if asked, blind or forgetful."""
+    """Return the results of one utterance [T, …] that is complete; without `ahead` or `past` those frames are silenced.
+
+    For example, frames [100, 40] give [100].
+    """
     stream, padded, found = ears.model.stream(1), ears.flushed(frames)[None], []
     if ahead and past:
         return np.asarray(stream.feed({ears.input: padded})[ears.output][0, : len(frames)])

@@ -28,7 +28,8 @@ UPDATES = 400
 def nearness() -> Tensor:
     """Return the initial bias of attention, [heads, rows + summary, keys]: heads look around, behind and ahead.
 
-    Training goes on from there. Bank and summary have no place in time.
+    For example, the bias of a key 2 frames behind is higher in the head that looks behind. Training changes the bias.
+    Bank and summary have no place in time, so theirs is the same everywhere.
     """
     rows = torch.arange(SEGMENT + AHEAD).float()
     apart = rows[:, None] - torch.cat([torch.arange(-LEFT, 0).float(), rows])
@@ -97,7 +98,7 @@ class Detector(nn.Module):
 
 
 def initial(batch: int) -> list[Tensor]:
-    """The states before the first segment."""
+    """Return the states before the first segment, e.g. [LAYERS, 4, BANK, WIDTH] for a batch of 4."""
     rows = [torch.zeros(LAYERS, batch, size, WIDTH) for size in (BANK, LEFT, LEFT)]
     return [*rows, torch.zeros(batch, dtype=torch.int32)]
 
@@ -128,7 +129,10 @@ def walk(model: Detector, frames: Tensor) -> Tensor:
 
 
 def streams(number: int, length: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Simulate `number` streams of `length` segments; returns frames, and whether each belongs to the tone."""
+    """Simulate `number` streams of `length` segments; return frames, and for each frame whether it belongs to the tone.
+
+    For example, 4 streams of 3 segments give frames [4, 3 · SEGMENT + AHEAD, …] and labels [4, 3 · SEGMENT].
+    """
     pairs = [simulate(length * SEGMENT + AHEAD, seed + row) for row in range(number)]
     frames, labels = (torch.from_numpy(np.stack(arrays)) for arrays in zip(*pairs, strict=True))
     return frames, labels[:, :-AHEAD]

@@ -31,6 +31,9 @@ def simulate(length: int, seed: int) -> tuple[Array, Array]:
 
 
 def agreement(scores: list[Array], labels: list[Array]) -> float:
-    """Twice the frames that both call the tone's, divided by those that either does and those that both do (F1)."""
+    """Return F1, the agreement of scores with labels: 2 · both / (called by the scores + called by the labels).
+
+    For example, 1.0 if both call the same frames the tone's.
+    """
     found, wanted = np.concatenate(scores) > 0, np.concatenate(labels)
     return float(2 * (found & wanted).sum() / (found.sum() + wanted.sum()))

@@ -169,6 +169,8 @@ def _document(decoder: msgspec.json.Decoder[Any], line: bytes, named: str | None
 def content_of(fields: dict[str, msgspec.Raw], named: str | None) -> bytes | list[int]:
     """Return the text or the token ids from the fields of a line.
 
+    For example, b"abc" of {"text": "abc"}, and [5, 9] of {"tokens": [5, 9]}.
+
     Raises:
         UsageError: there is no such field, or both `text` and `tokens`.
         msgspec.MsgspecError: the field holds neither a text nor token ids.

@@ -107,7 +107,7 @@ class Packed:
         return self.layers[layer]
 
     def add(self, array: Array) -> int:
-        """Keep an array; return its index."""
+        """Keep an array; return its index. For example, 0 for the first array, and 1 for the second."""
         self.arrays.append(np.ascontiguousarray(array))
         return len(self.arrays) - 1
 

@@ -150,7 +150,8 @@ def context_of(step: PlainStep, generated: Sequence[Generated], name: str, weigh
 def keys_of(arrays: Iterable[Array]) -> list[tuple[Any, bytes, int]]:
     """Return for each array its dtype, its bytes, and how many before it are the same: programs share one of a key.
 
-    Two arrays of one program never share, since its parameters are `restrict`, and the native step counts them.
+    Two arrays of one program never share, since its parameters are `restrict`, and the native step counts them. For
+    example, a second array equal to the first has the same dtype and bytes, and 1 in place of 0.
     """
     met, found = Counter[tuple[Any, bytes]](), list[tuple[Any, bytes, int]]()
     for array in arrays:

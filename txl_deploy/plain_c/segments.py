@@ -53,7 +53,11 @@ def segments(step: PlainStep, whole: int, mixed: int, seed: int) -> Iterator[Seg
 
 
 def expected(stream: Stream, step: PlainStep, segment: Segment) -> dict[str, Array]:
-    """Run a segment on the bundle; where only shorter steps take its positions, fed and filled up with zeros."""
+    """Run a segment on the bundle and return its outputs; if only shorter steps take it, they run and zeros fill the
+    rest.
+
+    For example, {"y": [2, 5, 8]}.
+    """
     count = int(segment.counts[0])
     if not step.shorter or count in (0, step.program.segment_length):
         return stream.run(segment.inputs, lengths=segment.counts)

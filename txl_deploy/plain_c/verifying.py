@@ -62,7 +62,11 @@ class Replay:
         self._process.communicate()
 
     def run(self, segment: Segment, wanted: bool) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Run a segment; return its outputs, and with `wanted` states and counters, by the names of the tables."""
+        """Run a segment; return its outputs and, with `wanted`, states and counters: two dictionaries by the tables'
+        names.
+
+        For example, ({"y": [2, 5, 8]}, {"h": [2, 32]}).
+        """
         context = self._context
         parts = [bytes([wanted]), segment.which.astype(np.uint8).tobytes(), segment.counts.tobytes()]
         parts += [np.ascontiguousarray(segment.inputs[each["table"].name]).tobytes() for each in context["inputs"]]

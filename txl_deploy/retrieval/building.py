@@ -166,7 +166,10 @@ class Writer:
         self._files[name].seek(size)
 
     def add(self, features: Halves, tokens: Ids) -> None:
-        """Add rows: features float16 [n, F], and the tokens after them, int32 [n]."""
+        """Add rows: features float16 [n, F], and the tokens after them, int32 [n].
+
+        For example, features [64, 512] and tokens [64].
+        """
         self._files[FEATURES].write(features.astype("<f2").tobytes())
         self._files[TOKENS].write(tokens.astype("<i4").tobytes())
         self._rows += len(tokens)

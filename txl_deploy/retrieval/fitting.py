@@ -73,7 +73,10 @@ class Network(nn.Module):
         return torch.cat([feature, entropy, near], dim=1)
 
     def forward(self, feature: Tensor, entropy: Tensor, distances: Tensor) -> tuple[Tensor, Tensor]:
-        """Return both W."""
+        """Return both W of the class, [n, 1] each.
+
+        For example, feature [2, 512], entropy [2, 1] and squared distances [2, 8] give [2, 1] twice.
+        """
         row = (self._row(feature, entropy, distances) - self.mean) * self.scale
         before, after = self.before(row[:, : self.known]), self.after(row)
         return LARGEST * torch.sigmoid(before), LARGEST * torch.sigmoid(after)

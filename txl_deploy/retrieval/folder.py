@@ -85,7 +85,10 @@ class Header(Struct, frozen=True, kw_only=True):
 
 
 def hash_of(ids: Ids) -> str:
-    """Return the SHA-256 of token ids, as little-endian int32, by which a text is known again."""
+    """Return the SHA-256 of token ids, as little-endian int32, by which a text is known again.
+
+    For example, "9f2c…", 64 digits.
+    """
     return hashlib.sha256(ids.astype("<i4").tobytes()).hexdigest()
 
 
@@ -182,7 +185,10 @@ def read_parts(folder: Path, header: Header) -> list[Part]:
 
 
 def mapped(folder: Path, header: Header) -> tuple[Halves, Ids]:
-    """Return the features, float16 [rows, F], and the tokens, int32 [rows], from the mapped files."""
+    """Return the features, float16 [rows, F], and the tokens, int32 [rows], from the mapped files.
+
+    For example, [100000, 512] and [100000].
+    """
     shape = header.rows, header.width
     features: Halves = np.memmap(folder / FEATURES, "<f2", "r", shape=shape)
     tokens: Ids = np.memmap(folder / TOKENS, "<i4", "r", shape=shape[:1])

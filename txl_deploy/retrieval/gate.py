@@ -59,13 +59,19 @@ class Gate:
         self.about, self._model, self._own = about, model, threading.local()
 
     def worthwhile(self, features: Floats, entropy: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Return where a search is made, bool [n], by features float32 [n, F] and entropies [n] in nats."""
+        """Return for each position whether to search there, bool [n], from features float32 [n, F] and entropies [n] in
+        nats.
+
+        For example, [True, False] for entropies [3.1, 0.02].
+        """
         far = np.zeros((len(features), self.about.neighbours))
         found: NDArray[np.bool_] = self._run("before", features, entropy, far) >= self.about.bound
         return found
 
     def weights(self, features: Floats, entropy: NDArray[np.float64], far: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return W of each position, float64 [n], by squared distances [n, at most K] too.
+
+        For example, [0.3, 0.0] for two positions.
 
         Raises:
             UsageError: the gate returned something else.
@@ -97,7 +103,10 @@ class Gate:
 
 
 def gate_inputs(features: Floats, entropy: Array, far: Array) -> dict[str, Floats]:
-    """Return a gate's inputs, float32 [n, ...] each, by name."""
+    """Return a gate's inputs, float32 [n, ...] each, by name.
+
+    For example, {"feature": [2, 512], "entropy": [2, 1]}.
+    """
     return {
         "feature": features.astype(np.float32),
         "entropy": entropy[:, None].astype(np.float32),

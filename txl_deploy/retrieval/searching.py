@@ -37,7 +37,10 @@ class Search(Protocol):
     """A search for candidates."""
 
     def candidates(self, queries: Floats, count: int, hidden: Hidden) -> Rows:
-        """Return the rows next to queries float32 [n, F], int64 [n, count]; -1 where there are fewer."""
+        """Return the rows next to queries float32 [n, F], int64 [n, count]; -1 where there are fewer.
+
+        For example, [[812, 17, -1]] for one query and `count` 3.
+        """
 
 
 class Exact(Search):
@@ -89,9 +92,10 @@ class Clustered(Search):
 def nearest(
     search: Search, features: NDArray[np.floating], queries: Floats, count: int, hidden: Hidden
 ) -> tuple[Rows, NDArray[np.float64]]:
-    """Return the nearest rows, int64 [n, count], and squared distances, float64; infinite where there are fewer.
+    """Return the nearest rows, int64 [n, count], and squared distances, float64; infinite if there are fewer rows.
 
-    Of rows at the same distance the first is nearer, where the search finds all of them.
+    For example, [[812, 17]] and [[0.5, 2.0]]. Of rows at the same distance the first is nearer, if the search finds all
+    of them.
     """
     found = search.candidates(queries, 2 * count + 16, hidden)
     found.sort(axis=1)

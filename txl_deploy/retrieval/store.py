@@ -101,7 +101,10 @@ class Store:
         self.parts: list[Part] = []
 
     def excluding(self, ids: Ids) -> Store:
-        """Return the store without the rows of a text, if it has read it; copies elsewhere cannot be excluded."""
+        """Return the store without the rows of a text, if it has read it; copies elsewhere cannot be excluded.
+
+        For example, ids [10000] of a text that is now measured.
+        """
         found = copy.copy(self)
         found._hidden = self._texts.get(hash_of(ids), (0, 0))
         return found
@@ -122,6 +125,8 @@ class Store:
 
     def look(self, features: Floats, entropies: Entropies) -> Found:
         """Return the neighbours of rows of the model's programs, float32 [n, columns], with their shares.
+
+        For example, 2 positions with 8 neighbours: tokens [2, 8].
 
         Raises:
             UsageError: the features are not as wide as the store's.
@@ -159,11 +164,16 @@ class Store:
         return found
 
     def own(self, rows: Floats) -> Floats:
-        """Return the columns that are this store's feature, float32 [n, F], of rows of the model's programs."""
+        """Return the columns that are this store's feature, float32 [n, F], of rows of the model's programs.
+
+        For example, [2, 1024] → [2, 512].
+        """
         return rows[:, self._columns]
 
     def nearest(self, features: Floats) -> tuple[Ids, NDArray[np.float64]]:
         """Return the tokens after the nearest rows, int32 [n, K], and squared distances [n, K]; infinite for none.
+
+        For example, ([[5, 9]], [[0.5, 2.0]]) for one row and K 2.
 
         Raises:
             UsageError: the features are not as wide as the store's.
@@ -210,7 +220,10 @@ class Searches:
 
 
 def softmax(far: NDArray[np.float64], temperature: float) -> Shares:
-    """Return the softmax of -distance² / T, float64 [n, K], of squared distances; 0 at infinite ones."""
+    """Return the softmax of -distance² / T, float64 [n, K], of squared distances; 0 at infinite ones.
+
+    For example, [[0, inf]] gives [[1, 0]].
+    """
     with np.errstate(invalid="ignore", over="ignore"):  # a position without any row, or a T near 0
         weights = np.exp((far.min(axis=1, keepdims=True) - far) / temperature)
     weights[~np.isfinite(far)] = 0

@@ -295,6 +295,8 @@ def check_model(name: str | None, model: Model, settings: ServerSettings) -> Non
 def encode(text: str, model: Model) -> Ids:
     """Return the token ids of a text, int32 [T].
 
+    A vocabulary of bytes makes [97, 98] of "ab".
+
     Raises:
         ApiError: the bundle has no vocabulary, or the vocabulary lacks a word of the text.
     """

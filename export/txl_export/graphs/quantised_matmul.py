@@ -62,6 +62,8 @@ def whole_of(file: str) -> str:
 def multiply_quantised(graph: ir.Graph, parts: Mapping[str, Tensor], many: bool) -> None:
     """Replace products with quantised matrices, in place.
 
+    For example, x [2, 5, 32] times a matrix [32, 96] whose parts are codes and scales.
+
     Args:
         graph: the graph; its initializers have the parameters' names, with "/" for ".".
         parts: the quantised parameters.
@@ -135,7 +137,10 @@ def _by_rows(
 
 
 def initializer(graph: ir.Graph, name: str, value: NDArray[np.generic] | np.generic) -> ir.Value:
-    """Return the graph's initializer with that value; add it if it is missing, with dots appended to a taken name."""
+    """Return the graph's initializer with that value; add it if it is missing, with dots appended to a taken name.
+
+    For example, `initializer(graph, "axes", np.array([1]))`.
+    """
     array = np.asarray(value)
     while name in graph.initializers and not _holds(graph.initializers[name], array):
         name += "."  # a model's parameter may already have the name

@@ -103,7 +103,10 @@ def is_kept(name: str, keep: Collection[str]) -> bool:
 
 
 def dequantise(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the parameters with quantised matrices as float32: the inverse of `quantise` up to rounding."""
+    """Return the parameters with quantised matrices as float32: the inverse of `quantise` up to rounding.
+
+    For example, "w.int8", "w.scale" and "w.shape" [32, 96] become "w" float32 [32, 96].
+    """
     plain = {name: tensor for name, tensor in parts.items() if f"{name.rpartition('.')[0]}.shape" not in parts}
     return plain | {name: _matrix(parts, name, kind) for name, kind in codes_in(parts)}
 

@@ -91,7 +91,7 @@ class SharedWeights:
         self._half |= dict.fromkeys(names, dtype)
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """Store a tensor that no graph reads, e.g. an initial state."""
+        """Store a tensor that no graph reads, e.g. an initial state [1, 32]."""
         self._more[name] = tensor
 
     def write(self, path: Path) -> WeightFile:
@@ -152,5 +152,8 @@ def _content(values: NDArray[np.generic]) -> _Content:
 
 
 def read_weight_file(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a bundle's weight file; it is read instead of mapped if its path is not UTF-8."""
+    """Return the tensors of a bundle's weight file; it is read instead of mapped if its path is not UTF-8.
+
+    For example, {"embedding.tables.0": [256, 32]}.
+    """
     return load_file(path) if is_text(path) else load(path.read_bytes())

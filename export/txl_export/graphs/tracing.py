@@ -56,7 +56,10 @@ class Traceable(nn.Module):
     marking = False
 
     def example_inputs(self) -> tuple[Tensor, ...]:
-        """Return arguments of the right shapes and dtypes for tracing."""
+        """Return arguments of the right shapes and dtypes for tracing.
+
+        For example, tokens int32 [2, 5] and memory float32 [2, 16, 32].
+        """
         raise NotImplementedError
 
 
@@ -130,6 +133,8 @@ def write_graph(
     parts: Mapping[str, Tensor],
 ) -> None:
     """Write a traced network as the program's file.
+
+    For example, a program with tokens int32 [4, 1] and logprobs float32 [4, 1, 256].
 
     Args:
         traced: a graph by `trace`; it is copied, because int8 writes two files from one trace.

@@ -33,7 +33,10 @@ class Filling:
         self._down: Any = 0
 
     def add(self, values: Array) -> None:
-        """Record the state's values after a segment; if its shape changed, counting starts anew."""
+        """Record the state's values after a segment; if its shape changed, counting starts anew.
+
+        For example, [2, 16, 32], whose last 9 rows are not 0.
+        """
         same = self._fresh is not None and self._fresh.shape == values.shape
         self._changed.append(int((values != self._fresh).sum()) if same else values.size)
         if not self._whole:

@@ -65,6 +65,7 @@ class InputSource:
         """Return the next segment of `count` sequences by input name: `length` positions and the lookahead after them.
 
         With `quiet`, random flags of the first sequence, and flags that all sequences share, do not end its episode.
+        For example, `take(2, 5)` with a lookahead of 3 is {"x": [2, 8, 8]}.
         """
         if self._samples:
             return self._sampled(count, length)
@@ -154,7 +155,10 @@ def extent(manifest: Manifest, samples: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def poisoned(manifest: Manifest, inputs: Arrays, counts: Ids) -> dict[str, Array]:
-    """Return inputs with NaN in features of idle sequences and after each sequence's valid positions, counts [b]."""
+    """Return inputs with NaN in features of idle sequences and after each sequence's valid positions, counts [b].
+
+    With counts [5, 0], sequence 1 becomes NaN.
+    """
     found = {}
     for entry in manifest.inputs:
         if entry.name not in inputs:

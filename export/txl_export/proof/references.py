@@ -58,7 +58,10 @@ class Reference(Protocol):
     def step(
         self, inputs: Arrays, states: States, valid: Ids | None
     ) -> tuple[Mapping[str, Returned], Mapping[str, Array]]:
-        """Run one step; return outputs and states. It may empty `states`; `valid` [n] counts valid rows."""
+        """Run one step; return outputs and states. It may empty `states`; `valid` [n] counts valid rows.
+
+        For example, inputs {"x": [2, 5, 8]} and `valid` [5, 3].
+        """
 
     def in_single(self) -> Reference | None:
         """Return the reference in float32; None if it already is."""
@@ -127,7 +130,8 @@ class ReferenceStreams:
         """Yield every state tensor of all sequences; one at a time, because together they may exceed the model's size
         several times.
 
-        Memory rows are [b, rows, ...] as in `Stream.iter_memory`, with zeros before those of shorter sequences.
+        Memory rows are [b, rows, ...] as in `Stream.iter_memory`, with zeros before those of shorter sequences. For
+        example, ("layers.00.hidden", [2, 16, 32]).
         """
         if self.reference.resumes:
             yield from self.state().items()
@@ -215,7 +219,10 @@ def hand_over(stream: Stream, manifest: Manifest, states: States) -> None:
 
 
 def in_pieces(output: Output, returned: Returned, index: int, count: int) -> Iterator[tuple[int, int, Array]]:
-    """Yield (first, end, values of positions [first, end)) for each piece of a sequence's valid positions."""
+    """Yield (first, end, values of positions [first, end)) for each piece of a sequence's valid positions.
+
+    For example, 5 positions come as (0, 3, …) and (3, 5, …).
+    """
     if not callable(returned):
         yield 0, count, returned[output.axes.window(0, count, index)]
         return
@@ -227,7 +234,7 @@ def in_pieces(output: Output, returned: Returned, index: int, count: int) -> Ite
 
 
 def whole(returned: Returned, count: int) -> Array:
-    """Return an output of `count` sequences as one array."""
+    """Return an output of `count` sequences as one array. For example, [2, 5, 256]."""
     if not callable(returned):
         return returned
     return np.stack([np.concatenate([some.copy() for some in returned(row)]) for row in range(count)])
@@ -236,7 +243,10 @@ def whole(returned: Returned, count: int) -> Array:
 def run_together(
     sides: Sequence[ReferenceStreams], inputs: Arrays, counts: Ids
 ) -> Iterator[tuple[str, Indices, list[Returned]]]:
-    """Run one segment on each side; yield name, sequences and each side's values, for every output and state."""
+    """Run one segment on each side; yield name, sequences and each side's values, for every output and state.
+
+    For example, ("logprobs", [0, 1], [one array per side]).
+    """
     for parts in zip(*[side.run(inputs, counts) for side in sides], strict=True):
         rows = parts[0][0]
         for name in parts[0][1]:

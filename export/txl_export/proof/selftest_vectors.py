@@ -44,7 +44,8 @@ def selftest_vectors(
     """Return vectors of steps of every length, e.g. "counts" [steps, B], with idle sequences and resets if allowed.
 
     If the model's own rounding grows beyond `SMALL`, all sequences are reset before the step. If it is too large even
-    from fresh states, different inputs are drawn. If it still exceeds `SMALL`, "rounding" records the largest.
+    from fresh states, different inputs are drawn. If it still exceeds `SMALL`, "rounding" records the largest. For
+    example, {"counts": [3, 2]} for three steps of two sequences.
     """
     draws, batch = np.random.default_rng(0), manifest.batch_size
     source, truth = InputSource(manifest, samples, draws), ReferenceStreams(manifest, reference, batch)
@@ -127,7 +128,10 @@ def _steps(manifest: Manifest) -> tuple[list[int], set[int]]:
 
 
 def step_counts(manifest: Manifest, length: int, step: int, draws: np.random.Generator) -> Ids:
-    """Return counts int32 [B]; every third step has idle sequences, or random counts for ragged segments."""
+    """Return counts int32 [B]; every third step has idle sequences, or random counts for ragged segments.
+
+    For example, [5, 0] if sequence 1 is idle.
+    """
     counts = np.full(manifest.batch_size, length, np.int32)
     if step % 3 == 2 and manifest.can.run_apart:
         if manifest.can.run_ragged:

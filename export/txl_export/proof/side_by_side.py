@@ -95,7 +95,10 @@ class SideBySide:
         return self._truth.count
 
     def segment(self, inputs: dict[str, Array], counts: Ids, commit: bool = True) -> None:
-        """Run one segment on both sides and compare; the bundle gets NaN at positions beyond counts [b]."""
+        """Run one segment on both sides and compare; the bundle gets NaN at positions beyond counts [b].
+
+        For example, {"x": [2, 5, 8]} with counts [5, 3].
+        """
         chain, manifest = self.errors.chain, self._manifest
         if manifest.can.count_rows and self._rows_full_from is None:
             full = self.stream.fill.min() == manifest.memory_length

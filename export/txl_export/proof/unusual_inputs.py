@@ -51,12 +51,15 @@ class OddSegments:
         self._runs = np.arange(count) < live
 
     def take(self, length: int) -> dict[str, Array]:
-        """Return the usual inputs of the next segment."""
+        """Return the usual inputs of the next segment. For example, `take(5)` is {"x": [2, 5, 8]}."""
         self._counts = self._runs * np.int32(length)
         return self._source.take(len(self._runs), length)
 
     def run(self, inputs: Arrays, begun: list[States]) -> Iterator[Found]:
-        """Run a segment from the states `begun`; yield each result, nothing if the module refuses the inputs."""
+        """Run a segment from the states `begun`; yield each result, nothing if the module refuses the inputs.
+
+        For example, inputs {"x": [2, 5, 8]} full of zeros.
+        """
         self.module.restore(begun)
         self._exact.restore(begun)
         hand_over(self._stream, self._manifest, self.module.state())

@@ -66,6 +66,8 @@ def verify_model(
 ) -> Parity:
     """Run all chains, compare bits, and judge both by the ladder.
 
+    For example, `samples` {"x": [10000, 8]} and `text` int32 [100000].
+
     Args:
         open_model: loads the bundle.
         reference: the model that the bundle should equal.

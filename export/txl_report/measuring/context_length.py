@@ -43,6 +43,8 @@ SHARE, LEAST_GAIN = 0.1, 0.01
 def measure_context(model: Model, ids: ArrayLike, listener: Listener | None = None) -> ContextMeasure | Missing:
     """Measure the effective context; the same model and text always give the same numbers.
 
+    For example, ids [100000].
+
     Args:
         model: a model of any bundle.
         ids: int [T], the text as token ids; only its beginning is used.
@@ -93,7 +95,10 @@ def lengths_of(model: Model) -> tuple[int, int]:
 
 
 def losses_by_context(model: Model, ids: Ids, step: int, lengths: int, listener: Listener) -> Values:
-    """Measure losses, float64 [lengths, compared tokens]; the shortest context comes first."""
+    """Measure losses, float64 [lengths, compared tokens]; the shortest context comes first.
+
+    For example, 5 lengths and 400 compared tokens give [5, 400].
+    """
     targets, length = len(ids) - 1, model.segment_lengths[0]
     losses, starts = np.zeros((lengths, targets)), range(0, targets, step)
     stream = model.stream(min(model.batch_size, len(starts)))

@@ -45,6 +45,8 @@ def measure_datastore(
 ) -> DatastoreMeasures:
     """Measure a model's losses on a text, int [T], alone and with a datastore; the text is read from empty memory.
 
+    For example, ids [100000].
+
     Raises:
         UsageError: the text has fewer than two tokens, or ids of a different model; or the store cannot be searched.
     """

@@ -23,6 +23,8 @@ def passage_of(
 ) -> tuple[TokenGain, ...]:
     """Find the adjacent tokens within one piece of the text that have the largest total gain, each with its losses.
 
+    For example, losses [4, 20, 64]: 4 pieces, 20 segments of 64.
+
     Args:
         pieces: the pieces of the text that were read.
         ids: int32 [T], the text.

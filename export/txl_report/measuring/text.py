@@ -53,7 +53,7 @@ def measure_text(
 
     The text is cut into whole segments of the largest length. For every memory length, a stream of its own reads the
     same segments in the same order, so that losses differ only by the memory. Segments at the start that only fill the
-    memory are not counted.
+    memory are not counted. For example, ids [100000] with B 4 are 4 pieces of 25,000.
 
     Args:
         model: a model of any bundle.

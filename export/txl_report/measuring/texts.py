@@ -54,6 +54,8 @@ def fewer(manifest: Manifest, most: int) -> int:
 def checked_ids(model: Model, ids: ArrayLike) -> Ids:
     """Return the token ids of a text as int32 [T].
 
+    For example, int64 [[5, 9]] is refused, and [5, 9] becomes int32.
+
     Raises:
         UsageError: the array is not one row of ids of this model.
     """
@@ -71,6 +73,8 @@ def checked_ids(model: Model, ids: ArrayLike) -> Ids:
 
 def cut_pieces(model: Model, ids: Ids, warm_up: int) -> TextPieces | None:
     """Cut a text into as many pieces as the batch size, or into fewer so that warm-up takes less than half of each.
+
+    For example, ids [100000] with B 4 become 4 pieces of at most 25,000.
 
     Args:
         model: a model whose tokens have losses.

@@ -30,6 +30,8 @@ def decode_vectors(data: bytes, source: str) -> dict[str, NDArray[Any]]:
     """Return arrays by name, e.g. {"length": [steps]}, from a safetensors file, or an .npz file as in bundle format
     2.0.
 
+    With three steps, "length" is e.g. [4, 4, 1].
+
     Args:
         source: the file's path; it is read as .npz if it ends so.
 
@@ -88,6 +90,8 @@ def decode_report(data: bytes, source: str) -> dict[str, Any]:
 
 def read_tensors(path: Path, names: Sequence[str]) -> dict[str, NDArray[Any]]:
     """Return tensors of a safetensors file by name, e.g. {"embedding": [V, D]}.
+
+    For example, `read_tensors(path, ["embedding"])["embedding"]` is [256, 32].
 
     Raises:
         BundleError: the file is not safetensors, lacks a name, or NumPy lacks the type of a tensor (bfloat16).

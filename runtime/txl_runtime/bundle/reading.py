@@ -108,6 +108,8 @@ class Bundle:
     def weights(self, *names: str) -> dict[str, NDArray[Any]]:
         """Return tensors of the weight file by name, e.g. {"embedding": [V, D]}.
 
+        For example, `bundle.weights("embedding")["embedding"]` is [256, 32].
+
         Raises:
             BundleError: the file is not safetensors, lacks a name, or was replaced since the bundle was opened.
         """
@@ -119,6 +121,8 @@ class Bundle:
 
     def selftest(self) -> dict[str, NDArray[Any]]:
         """Return the stored vectors as arrays by name, e.g. {"length": [steps]}; the module `selftest` describes them.
+
+        With three steps, "length" is e.g. [4, 4, 1].
 
         Raises:
             BundleError: the bundle has no vectors, or they cannot be read.

@@ -25,10 +25,13 @@ class Vocabulary(Protocol):
         """Return the number of ids that have a text."""
 
     def encode(self, text: bytes | str) -> NDArray[np.int32]:
-        """Return the token ids, int32 [T], of a text; a str stands for its UTF-8."""
+        """Return the token ids, int32 [T], of a text; a str stands for its UTF-8.
+
+        A vocabulary of bytes makes [97, 98] of "ab".
+        """
 
     def decode(self, tokens: ArrayLike) -> bytes:
-        """Return the text of one token id or of several, as bytes."""
+        """Return the text of one token id or of several, as bytes. A vocabulary of bytes makes b"ab" of [97, 98]."""
 
 
 class Bytes(Struct, frozen=True, tag_field="kind", tag="bytes"):

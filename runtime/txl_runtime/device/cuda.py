@@ -262,7 +262,10 @@ class Device:
             return Block(self._context, size, self._zeroing)
 
     def staging(self, size: int) -> NDArray[np.uint8]:
-        """Return `size` bytes of zeroed, page-locked host memory, which the device can read and write directly."""
+        """Return `size` bytes of zeroed, page-locked host memory, which the device can read and write directly.
+
+        For example, `staging(4096)` is uint8 [4096].
+        """
         with self.current():
             array: NDArray[np.uint8] = np.asarray(_Pinned(self._context, max(size, 1)))
         array[...] = 0

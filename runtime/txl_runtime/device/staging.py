@@ -59,6 +59,8 @@ class Staging:
     def bring(self, part: Part) -> Array:
         """Return a copy of a part of a result after its step is done; `open_buffers` must be called before the step.
 
+        For example, "last_logprobs" float32 [4, 256].
+
         Raises:
             BackendError: CUDA failed.
         """

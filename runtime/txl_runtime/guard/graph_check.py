@@ -182,7 +182,7 @@ class Walk:
         """Return the graph's parameters as views of the weight file's content, uint8 [bytes].
 
         Two kinds of parameters are left out: those whose type NumPy lacks, which the engine reads itself, and those
-        that lie beyond the end of the content.
+        that lie beyond the end of the content. For example, a float32 parameter [2, 3] is a view of 24 bytes.
         """
         found: dict[str, NDArray[Any]] = {}
         for name, first in self.outside.items():

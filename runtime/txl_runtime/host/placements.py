@@ -41,7 +41,10 @@ class HostPlacement(Placement):
         self._starts = {s.name: start_of(s, initial[s.name].astype(np.dtype(s.dtype))) for s in states}
 
     def bound(self, program: Program, side: int) -> tuple[Arrays, Arrays]:
-        """Return (state inputs, state outputs) of a program by name, e.g. [B, M, D], for sequences on `side`."""
+        """Return (state inputs, state outputs) of a program by name, e.g. [B, M, D], for sequences on `side`.
+
+        With B 4, M 16 and D 32, an array of memory rows is [4, 16, 32].
+        """
         raise NotImplementedError
 
     def kept(self, outputs: Collection[str], side: int) -> Iterable[tuple[Array, Array]]:
@@ -49,7 +52,10 @@ class HostPlacement(Placement):
         return ()
 
     def call(self, engine: Engine, program: Program, side: int, taken: Arrays, returned: Arrays) -> Call:
-        """Return a program's call if a step may change shapes; `taken` and `returned` are its other arrays."""
+        """Return a program's call if a step may change shapes; `taken` and `returned` are its other arrays.
+
+        For example, `taken` has {"ids": [4, 1]}, and `returned` {"logprobs": [4, 1, 256]}.
+        """
         raise NotImplementedError
 
     def join(self, row: int, side: int) -> None:

@@ -181,7 +181,10 @@ class TrialEngine(Engine):
 
 
 def key_of(program: Program, inputs: Arrays, outputs: Arrays | None) -> Key:
-    """Return the key of a program together with the shapes of its arrays."""
+    """Return the key of a program together with the shapes of its arrays.
+
+    For example, two segments of [1, 5] have the same key, and one of [1, 6] has a different one.
+    """
     return program.name, tuple((name, array.shape) for name, array in [*inputs.items(), *(outputs or {}).items()])
 
 

@@ -177,13 +177,22 @@ class Taker(Protocol):
     """Something that takes the weights of the step in C."""
 
     def product(self, layer: int, which: int, matrix: Matrix | Blocks, bias: Floats | None) -> None:
-        """Take a layer's matrix [in, out]: query, key and value (0), output (1), or of the feed-forward, 2 and 3."""
+        """Take a layer's matrix [in, out]: query, key and value (0), output (1), or of the feed-forward, 2 and 3.
+
+        With D 8, `which` 0 is [8, 24] if there are two heads of 4.
+        """
 
     def vector(self, layer: int, which: int, values: Array) -> None:
-        """Take a vector of a layer, in the order of `source/model.h`; of layer n_layer, the final norm's."""
+        """Take a vector of a layer, in the order of `source/model.h`; of layer n_layer, the final norm's.
+
+        With D 8, a norm's weight is [8].
+        """
 
     def positions(self, layer: int, table: Floats, scores: Floats | None) -> None:
-        """Take a table of positions [H, d_head, distances], and scores to add, [H, distances]."""
+        """Take a table of positions [H, d_head, distances], and scores to add, [H, distances].
+
+        With two heads of 4 and 20 distances, the table is [2, 4, 20].
+        """
 
     def cluster(
         self,
@@ -195,10 +204,16 @@ class Taker(Protocol):
         into: Floats | None,
         out_of: Floats | None,
     ) -> None:
-        """Take an embedding table [rows, width] and projections [D, width] of a cluster of words."""
+        """Take an embedding table [rows, width] and projections [D, width] of a cluster of words.
+
+        Words 100 … 299 with width 16 and D 64: [200, 16] and [64, 16].
+        """
 
     def softmax(self, number: int, words: Floats, bias: Floats | None) -> None:
-        """Take the softmax of a cluster, [columns, width] and [columns]."""
+        """Take the softmax of a cluster, [columns, width] and [columns].
+
+        Words 100 … 299 with width 16: [200, 16] and [200].
+        """
 
 
 class Weights:

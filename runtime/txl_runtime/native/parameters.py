@@ -95,6 +95,8 @@ class Parameters:
     def tensor(self, name: str, shape: Sequence[int], dtype: str = "float32") -> Array:
         """Return a tensor, C-contiguous.
 
+        For example, `tensor("softmax.biases.0", [256])`.
+
         Raises:
             BundleError: it is missing, or of a different type or shape.
         """
@@ -106,7 +108,10 @@ class Parameters:
         return np.ascontiguousarray(self._bundle.weights(name)[name])
 
     def optional(self, name: str, shape: Sequence[int]) -> Floats | None:
-        """Return a tensor in float32, or None if there is none of that name."""
+        """Return a tensor in float32, or None if there is none of that name.
+
+        For example, `optional("softmax.biases.0", [256])`.
+        """
         return self.tensor(name, shape) if name in self else None
 
     def matrix(self, name: str, size: int, width: int) -> Matrix | Blocks:
@@ -159,7 +164,8 @@ class Parameters:
     def largest(self, start: str, shape: Sequence[int]) -> Floats:
         """Return the tensor with the most columns of those named `start` and a number, [*shape, columns].
 
-        Tables of positions of several programs differ in the largest distance alone.
+        Tables of positions of several programs differ in the largest distance alone. For example, of positions.1 [2, 4,
+        9] and positions.8 [2, 4, 16] the second is returned.
         """
         found = {
             name: entry.shape[-1] for name, entry in self._entries.items() if name.startswith(start) and entry.shape

@@ -82,7 +82,9 @@ def adjustment(
 
 
 def called(adjust: Adjust, row: Row, tokens: Ids) -> Row:
-    """Call the caller's function; return a checked float64 copy of the row that it returns.
+    """Return a checked float64 copy [V] of the row that the caller's function returns.
+
+    For example, `adjust` gets a row [256] and the tokens so far, [12], and may set entries of the row to -inf.
 
     Raises:
         UsageError: the function failed, or returned no row to draw from.
@@ -120,7 +122,7 @@ class Past:
         self._held, self._count = np.zeros(0, np.int32), 0
 
     def add(self, tokens: Ids) -> None:
-        """Add tokens, int32 [n]."""
+        """Add tokens, int32 [n]. After `add([3, 5])` and `add([7])`, `tokens()` is [3, 5, 7]."""
         count = self._count + len(tokens)
         if count > len(self._held):
             held = np.empty(2 * count, np.int32)
@@ -130,7 +132,7 @@ class Past:
         self._count = count
 
     def tokens(self) -> Ids:
-        """Return the tokens, int32 [n], read-only; later tokens do not change this array."""
+        """Return the tokens, int32 [n], read-only; later tokens do not change this array. For example, [3, 5, 7]."""
         found = self._held[: self._count]
         found.flags.writeable = False
         return found

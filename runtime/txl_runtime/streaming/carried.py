@@ -49,6 +49,8 @@ class CarriedState:
     def fill(self) -> Ids:
         """The number of memory rows of each sequence, int32 [b], 0 … memory_length; zeros if the model has no memory
         rows.
+
+        For example, [16, 3] after sequence 1 was reset.
         """
         self._settle()
         return self.loop.fill[: self._b].copy()
@@ -72,7 +74,10 @@ class CarriedState:
         return dict(self.iter_memory())
 
     def iter_memory(self) -> Iterator[tuple[str, Floats]]:
-        """Yield the tensors of `memory` one at a time, because all of them together may be larger than the weights."""
+        """Yield the tensors of `memory` one at a time, because all of them together may be larger than the weights.
+
+        For example, ("layers.00.hidden", [2, 16, 32]).
+        """
         if not self._can.count_rows:
             names = ", ".join(state.name for state in self._states) or "nothing"
             raise UsageError(f"the model carries {names}, expected memory rows; use state() to see what it carries")

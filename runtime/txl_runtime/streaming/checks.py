@@ -68,7 +68,10 @@ def ids_fit(found: NDArray[Any], vocab_size: int) -> bool:
 
 
 def check_ids(found: NDArray[Any], bad: NDArray[np.bool_], vocab_size: int, what: str) -> None:
-    """Raise UsageError for the first id that `bad` marks, if any."""
+    """Raise UsageError for the first id that `bad` marks, if any.
+
+    For example, ids [[1, 300]] with `bad` [[False, True]] where V is 256.
+    """
     if np.count_nonzero(bad):
         place = np.argwhere(bad)[0].tolist()
         raise UsageError(
@@ -191,7 +194,10 @@ def as_array(values: ArrayLike, what: str) -> NDArray[Any]:
 
 
 def zeros(shape: tuple[int, ...], what: str = "results") -> NDArray[np.float32]:
-    """Return float32 zeros, e.g. [b, T, V], to hold results; raise UsageError if memory does not suffice."""
+    """Return float32 zeros, e.g. [b, T, V], to hold results; raise UsageError if memory does not suffice.
+
+    For example, `zeros((2, 3, 256))`.
+    """
     try:
         return np.zeros(shape, np.float32)
     except (MemoryError, ValueError):

@@ -53,13 +53,16 @@ def check_datastore(datastore: object, output: object) -> None:
 
 
 def searched(datastore: Datastore, features: Floats, output: StreamSoftmax) -> tuple[Ids, Shares]:
-    """Search a store; return tokens and shares, [n, K], which are as the protocol says.
+    """Search a store; return checked tokens int32 [n, K] and shares float64 [n, K], as `Datastore.shares` describes
+    them.
+
+    For example, features [3, 64] and K 8 give [3, 8] twice.
 
     Args:
         features: rows that enter the softmax `output`, float32 [n, F].
 
     Raises:
-        UsageError: they are not.
+        UsageError: the store returned arrays of a different shape or dtype, or shares that are no shares.
     """
     vocab_size = output.clusters[-1][1]
     found = datastore.shares(features, partial(entropies, output, features))
@@ -83,7 +86,10 @@ def searched(datastore: Datastore, features: Floats, output: StreamSoftmax) -> t
 
 
 def entropies(output: StreamSoftmax, features: Floats) -> NDArray[np.float64]:
-    """Return the entropy of the whole softmax after each of n feature rows [n, F], float64 [n], in nats."""
+    """Return the entropy of the whole softmax after each of n feature rows [n, F], float64 [n], in nats.
+
+    Of two words that are equally likely it is log 2 = 0.69.
+    """
     rows, found = np.empty((ROWS, output.clusters[-1][1]), np.float32), np.empty(len(features))
     for first in range(0, len(features), ROWS):
         some = features[first : first + ROWS]
@@ -105,6 +111,8 @@ def check_features(what: str, output: object) -> None:
 def mixed(row: Shares, tokens: Array, shares: Shares) -> Shares:
     """Return log(shares by token + (1 - their sum) · exp(row)), float64 [V].
 
+    For example, two words of probability 0.5 each and a share 0.2 for token 0 give log [0.6, 0.4].
+
     Args:
         row: natural log-probabilities, float64 [V].
         tokens, shares: neighbours' tokens [K], and shares [K] that add up to less than 1.
@@ -118,6 +126,8 @@ def mixed(row: Shares, tokens: Array, shares: Shares) -> Shares:
 
 def mixed_nll(nll: Floats, targets: Ids, tokens: Ids, shares: Shares) -> Floats:
     """Return the negative log-likelihoods of targets [n] after the mixture, float32 [n], from the model's own [n].
+
+    For example, a target of probability 0.5 whose token has a share 0.2 gets -log(0.2 + 0.8 · 0.5) = 0.51.
 
     Args:
         tokens, shares: neighbours' tokens and shares, [n, K].

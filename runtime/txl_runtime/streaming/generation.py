@@ -23,11 +23,13 @@ class Generation(Generator[Ids, None, None]):
         self._drawn, self._ends = drawn, ends
 
     def send(self, value: None) -> Ids:
-        """Return the next tokens, as `next` does."""
+        """Return the next tokens, as `next` does. For example, [17, 4] of two sequences."""
         return self._drawn.send(value)
 
     def throw(self, kind: Any, value: Any = None, at: Any = None, /) -> Ids:
-        """Raise an error inside the generator, which ends it; tokens fed so far stay in the state."""
+        """Raise an error inside the generator, which ends it. After 3 of 10 tokens, those that were fed stay in the
+        state.
+        """
         return self._drawn.throw(kind if value is None else value)
 
     @property
@@ -105,6 +107,8 @@ class Ends:
 
     def take(self, tokens: Ids, running: NDArray[np.bool_], last: bool) -> None:
         """Process one token [b] per running sequence; set running [b] to False for each sequence that ends.
+
+        For example, tokens [17, 4] with `running` [True, False] are one token of sequence 0.
 
         Args:
             last: True if these are the last tokens: no text is held back then.

@@ -70,7 +70,10 @@ def require_tokens(manifest: Manifest, what: str) -> None:
 
 
 def token_inputs(manifest: Manifest, ids: Ids) -> dict[str, Array]:
-    """Return tokens [b, T] by the input's name and in its order of axes, e.g. {"ids": [T, b]}."""
+    """Return tokens [b, T] by the input's name and in its order of axes, e.g. {"ids": [T, b]}.
+
+    Tokens [2, 5] become {"ids": [5, 2]} there.
+    """
     tokens = manifest.tokens
     assert tokens is not None, "asked for by `require_tokens`"
     return {tokens.name: ids if tokens.axes.plain else tokens.axes.from_rows(ids)}
@@ -97,7 +100,7 @@ class Segments:
     def run(
         self, loop: Loop, b: int, inputs: object, lengths: ArrayLike | None, commit: bool, finite: bool
     ) -> dict[str, Array]:
-        """Run one segment, as `Stream.run` describes."""
+        """Run one segment, as `Stream.run` describes. For example, {"x": [2, 5, 8]} gives {"y": [2, 5, 8]}."""
         if commit is not True or finite is not False:
             commit, finite = check_flag(commit, "commit"), check_flag(finite, "require_finite")
         arrays, counts, columns, whole = self.check(inputs, lengths, b)
@@ -110,7 +113,10 @@ class Segments:
         return run_finite(loop, self._manifest, arrays, counts, commit)
 
     def check(self, inputs: Any, lengths: ArrayLike | None, b: int) -> Checked:
-        """Return the checked inputs of b sequences; raise the UsageError of `check_inputs`."""
+        """Return the checked inputs of b sequences; raise the UsageError of `check_inputs`.
+
+        For example, {"x": [2, 5, 8]} with `lengths` [5, 3].
+        """
         key = self._kind(inputs, b) if lengths is None else None
         found = None if key is None else self._good.get(key)
         if found is not None:
@@ -190,6 +196,8 @@ def check_inputs(
 def check_segment(columns: int, counts: Ids, manifest: Manifest, what: str) -> None:
     """Check that the model can run a segment of this length, and that lockstep sequences all run or all are idle.
 
+    For example, 5 columns with counts [5, 3].
+
     Raises:
         UsageError: the model cannot run this segment.
     """
@@ -250,6 +258,8 @@ def segment_size(left: int, known: Sequence[int], ragged: bool) -> int | None:
 
 def check_cuttable(cuts: Sequence[tuple[int, int, Ids]], manifest: Manifest, instead: str) -> None:
     """Check that arrays can be cut: if there is more than one segment, an array may have only one axis of positions.
+
+    For example, cuts (0, 4, [4, 4]) and (4, 5, [1, 0]) are two segments.
 
     Raises:
         UsageError: an array has several axes of positions, e.g. ["B", "L", "L"]; `instead` is the message's advice.

@@ -30,6 +30,8 @@ def rank(
 ) -> NDArray[np.float64]:
     """Return the negative log-likelihood of each hypothesis in nats, float64 [n]; see `Model.rank`. `open_stream(b)`
     opens a stream of b sequences.
+
+    For example, context [5, 9] and hypotheses [[2], [3, 1]] give [1.2, 4.5].
     """
     require_tokens(manifest, "score")
     if not isinstance(hypotheses, list | tuple | np.ndarray) or not len(hypotheses):

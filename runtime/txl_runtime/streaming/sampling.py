@@ -151,7 +151,10 @@ class Sampler:
         self.plainly_greedy = self.temperature == 0 and not self.whole
 
     def read(self, tokens: Ids) -> None:
-        """Add tokens that were read before the next draw, int32 [n], which only `adjust` sees; `draw` adds its own."""
+        """Add tokens that were read before the next draw, int32 [n], which only `adjust` sees; `draw` adds its own.
+
+        For example, `read([5, 9])`.
+        """
         if self._adjust is not None:
             self._past.add(tokens)
 
@@ -295,6 +298,8 @@ def draw_all(
 ) -> None:
     """Draw the next token of each running sequence into tokens [b], as `draw_from` does.
 
+    With `running` [True, False], only `tokens[0]` changes.
+
     Raises:
         TxlError: sequences failed; the error of the one with the lowest index is raised.
     """
@@ -313,7 +318,8 @@ def draw_from(
 ) -> dict[int, TxlError]:
     """Draw as `draw` does, at the last positions of a result, from the best words alone if they suffice.
 
-    The best words never suffice for a sampler with `adjust` or `datastore`, which reads the whole row.
+    The best words never suffice for a sampler with `adjust` or `datastore`, which reads the whole row. With samplers
+    [one, None], only `tokens[0]` changes.
     """
     parts = result.parts()
     if parts is None:
@@ -353,6 +359,8 @@ def draw(
     count: DrawCount,
 ) -> dict[int, TxlError]:
     """Draw the next token of each sequence that has a sampler, with one call of the softmax's head.
+
+    With samplers [one, None], only `tokens[0]` changes.
 
     Args:
         samplers: [b], None for a sequence without a draw.

@@ -51,6 +51,8 @@ class TakenState(RowState):
 def gathered(parts: Iterable[RowState], table: Sequence[StateTensor], batch_size: int, rows: int) -> dict[str, Array]:
     """Join the tensors of single sequences, by name; leave out a tensor that no sequence has.
 
+    For example, two sequences with [9, 32] and [16, 32] become [2, 16, 32].
+
     Args:
         parts: the states of the sequences; each is copied before the iterator is asked for the next.
         rows: number of memory rows in the result, [b, rows, ...]; a shorter sequence is zero-padded in front.
@@ -71,7 +73,10 @@ def gathered(parts: Iterable[RowState], table: Sequence[StateTensor], batch_size
 
 
 def as_declared(tensors: Arrays, table: Sequence[StateTensor]) -> dict[str, Array]:
-    """Return gathered tensors of M memory rows in the declared order of axes: e.g. [b, M, ...] becomes [M, b, ...]."""
+    """Return gathered tensors of M memory rows in the declared order of axes: e.g. [b, M, ...] becomes [M, b, ...].
+
+    With M 16, [2, 16, 32] becomes [16, 2, 32].
+    """
     found = {state.name: (state, tensors[state.name]) for state in table if state.name in tensors}
     return {
         name: np.ascontiguousarray(state.axes.from_rows(array)) if state.counted else array
@@ -93,7 +98,10 @@ def parted(state: StreamState, table: Sequence[StateTensor]) -> Iterator[RowStat
 def snapshot_of(
     tensors: Arrays, fill: Ids, heads: Ids, manifest: Manifest, table: Sequence[StateTensor]
 ) -> StreamState:
-    """Return the snapshot of gathered tensors: memory rows in its field `memory`, whole tensors in `states`."""
+    """Return the snapshot of gathered tensors: memory rows in its field `memory`, whole tensors in `states`.
+
+    For example, fill [9, 16] of two sequences.
+    """
     memory, whole = (
         {entry.name: tensors[entry.name] for entry in table if entry.counted is rows and entry.name in tensors}
         for rows in (True, False)

@@ -22,6 +22,8 @@ from txl_runtime.types import Ids
 def encoded(texts: Texts, lengths: ArrayLike | None, vocabulary: Vocabulary | None, batch_size: int) -> tuple[Ids, Ids]:
     """Return texts as tokens int32 [b, T] and lengths int32 [b]. A single str or bytes is one sequence.
 
+    With a vocabulary of bytes, ["ab", "c"] becomes [[97, 98], [99, 0]] and [2, 1].
+
     Raises:
         UsageError: there is no vocabulary, it cannot encode a text, `lengths` is given, or there are not b texts.
     """

@@ -70,7 +70,10 @@ class PlainPickle:
         return made
 
     def elements(self, key: str, dtype: torch.dtype, count: int) -> Tensor:
-        """Allocate a storage [count] that is filled later; raise CheckpointError if it is larger than the file."""
+        """Allocate a storage [count] that is filled later; raise CheckpointError if it is larger than the file.
+
+        For example, `elements("0", torch.float32, 6)` for a tensor [2, 3].
+        """
         self._promised += count * dtype.itemsize
         if self._promised > self._size:
             told = f"storage {shown(key)} of {count} × {dtype} does not fit into the {self._size} bytes of the file"

@@ -51,7 +51,10 @@ class FileOptions:
     given: Arrays
 
     def without(self, names: Collection[str]) -> tuple[dict[str, Array], FileOptions]:
-        """Return the arrays that `given` holds for these names of a step's inputs, and the options without them."""
+        """Return the arrays that `given` holds for these names of a step's inputs, and the options without them.
+
+        For example, names {"sr"} take 16000 out of `given` {"sr": 16000, "h": [[0.0]]}.
+        """
         samples = {name: values for name, values in self.given.items() if name in names}
         return samples, replace(self, given={name: one for name, one in self.given.items() if name not in names})
 
@@ -75,7 +78,10 @@ class Wiring:
     fixed: Mapping[str, int]
 
     def feeds(self, values: Arrays) -> dict[str, Array]:
-        """Return arrays by the file's names, for inputs and states by the step's names."""
+        """Return arrays by the file's names, for inputs and states by the step's names.
+
+        For example, {"h": [2, 8]} becomes {"h_in": [2, 8]}.
+        """
         return {**self.given, **{port: values[name] for name, port in self.takes.items()}}
 
 

@@ -68,7 +68,10 @@ class Reads(TorchFunctionMode):
 
 
 def constant_reads(network: nn.Module, given: Sequence[Tensor]) -> Reads:
-    """Run the network on arguments without values; return the record of what Python read, up to the first error."""
+    """Run the network on arguments without values; return the record of what Python read, up to the first error.
+
+    For example, `given` is x [2, 8] and h [2, 32].
+    """
     fakes, reads = _WithoutValues(shape_env=ShapeEnv(), allow_non_fake_inputs=True), Reads()
     arguments = [fakes.from_tensor(tensor, static_shapes=True) for tensor in given]
     with contextlib.suppress(Exception), reads:

@@ -105,7 +105,10 @@ class PreparedStep:
         return msgspec.structs.replace(manifest, stepwise=found)
 
     def vectors(self, manifest: Manifest) -> dict[str, NDArray[Any]]:
-        """Return the vectors of the self-test (see `Prepared.vectors`)."""
+        """Return the vectors of the self-test (see `Prepared.vectors`).
+
+        For example, {"counts": [3, 2]} for three steps.
+        """
         return step_vectors(self.plan, manifest)
 
     def verify(self, folder: Path, manifest: Manifest, listener: Listener) -> Parity:

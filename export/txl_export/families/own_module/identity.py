@@ -82,7 +82,10 @@ def _computing(graph: ir.Graph) -> Iterator[str]:
 
 
 def own_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Return the module's parameters and buffers by name; a shared tensor comes once."""
+    """Return the module's parameters and buffers by name; a shared tensor comes once.
+
+    For example, {"rnn.weight_ih": [96, 8]}.
+    """
     return dict(module.named_parameters()) | dict(module.named_buffers())
 
 

@@ -79,7 +79,10 @@ class Part:
 
 
 def parts_of(tensors: Mapping[str, Tensor], classes: Mapping[str, str]) -> Part:
-    """Return the module as a tree of parts, from tensors and classes by dotted names."""
+    """Return the module as a tree of parts, from tensors and classes by dotted names.
+
+    For example, tensors {"rnn.weight_ih": [96, 8]} and classes {"rnn": "GRUCell"}.
+    """
     top = Part()
 
     def at(path: list[str]) -> Part:

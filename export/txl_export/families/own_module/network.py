@@ -57,7 +57,7 @@ class StepNetwork(nn.Module):
         )
 
     def forward(self, *flat: Tensor) -> tuple[Tensor, ...]:
-        """Run one step; see the module's table."""
+        """Run one step; see the module's table. For example, x [2, 8] and h [2, 32] give y [2, 4] and h [2, 32]."""
         plan, names = self._plan, [entry.name for entry in self._plan.inputs]
         given = dict(zip(names, flat, strict=False))
         valid = given.pop(VALID, None)

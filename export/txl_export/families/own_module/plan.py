@@ -97,7 +97,7 @@ class Plan:
 
     @cached_property
     def initial_tensors(self) -> dict[str, Tensor]:
-        """The initial values of states that are tensors, by the names they get in the weight file."""
+        """The initial values of states that are tensors, e.g. [1, 32], by the names they get in the weight file."""
         found = {f"initial.{one.name}": initial_value(self.spec, one) for one in self.spec.states if one.grows is None}
         return {name: value.clone().contiguous() for name, value in found.items() if isinstance(value, Tensor)}
 

@@ -38,7 +38,10 @@ def shown(sizes: tuple[int, ...]) -> str:
 
 
 def measured(spec: StepSpec, inputs: Mapping[str, Tensor]) -> tuple[int, int]:
-    """Return the batch size B and segment length L of inputs; 1 for a letter that is in no shape."""
+    """Return the batch size B and segment length L of inputs; 1 for a letter that is in no shape.
+
+    For example, (2, 64) for an input ("B", "L", 8) of shape [2, 64, 8].
+    """
     batch_size = length = 1
     for entry in spec.inputs:
         if entry.axes.batch is not None:
@@ -136,6 +139,8 @@ def random_inputs(
 ) -> dict[str, Tensor]:
     """Return inputs of one segment with the bundle's dtypes: pieces from random places of the samples, else random
     values.
+
+    For example, {"x": [2, 64, 8]} for two sequences of 64.
 
     Args:
         spec: the specification.

@@ -61,6 +61,9 @@ _READ = "\n# The code in an archive is text that can be read: unzip -p {} '*.py'
 def skeleton(tensors: Mapping[str, Tensor], classes: Mapping[str, str], file: str) -> str:
     """Return the text of a Python file whose `build` returns a `StepSpec` for these weights.
 
+    For example, `classes` {"rnn": "GRUCell"} and tensors {"rnn.weight_ih": [96, 8]} give `self.rnn = nn.GRUCell(8,
+    32)`.
+
     Args:
         tensors: tensors by dotted name.
         classes: classes of parts, as `Loaded.classes` has them; {} if the file does not contain them.

@@ -43,7 +43,7 @@ class Transition:
 
 
 def shapes_of(states: Mapping[str, Tensor | None]) -> StateShapes:
-    """Return the shapes of states by name."""
+    """Return the shapes of states by name. For example, {"h": [2, 32]}."""
     return {name: None if tensor is None else tuple(tensor.shape) for name, tensor in states.items()}
 
 

@@ -29,6 +29,7 @@ def split(text: Ids | None, fits: bool, listener: Listener) -> tuple[Ids | None,
     """Split a text into tokens to fit matrices to (or None) and tokens to judge the bundle: int32 [T] each.
 
     Nothing is split unless `fits` (int4). If the text is too short, a warning says that matrices are rounded instead.
+    For example, a long text [T] becomes two parts whose lengths add up to T; a text of 10 tokens is not split.
     """
     if not fits:
         return None, text
@@ -49,6 +50,8 @@ def split(text: Ids | None, fits: bool, listener: Listener) -> tuple[Ids | None,
 
 def gather_inputs(reference: PaperModel, tokens: Ids, listener: Listener) -> dict[str, Tensor]:
     """Run the reference over segments in a chain; sum x xᵀ over all inputs x of each matrix.
+
+    For example, a matrix [32, 96] gets float64 [32, 32].
 
     Args:
         reference: a model of the caller's that no other code uses: its `watch` stays set.

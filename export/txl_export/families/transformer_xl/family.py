@@ -69,7 +69,10 @@ class PreparedModel:
         return self.builder.manifest(programs)
 
     def vectors(self, manifest: Manifest) -> dict[str, NDArray[Any]]:
-        """Return the vectors of the self-test (see `Prepared.vectors`)."""
+        """Return the vectors of the self-test (see `Prepared.vectors`).
+
+        For example, {"length": [3]} for three steps.
+        """
         return selftest_vectors(manifest, self.builder.reference())
 
     def verify(self, folder: Path, manifest: Manifest, listener: Listener) -> Parity:

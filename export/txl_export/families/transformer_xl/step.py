@@ -119,7 +119,10 @@ class Step(Network):
         return (tokens, counts[0], counts[1], *memory)
 
     def forward(self, tokens: Tensor, valid: Tensor, fill: Tensor, *memory: Tensor) -> tuple[Tensor, ...]:
-        """Run one step; see the module's table for names, shapes and dtypes."""
+        """Run one step; see the module's table for names, shapes and dtypes.
+
+        For example, tokens [2, 5], valid [5, 3] and fill [16, 9].
+        """
         rows = self._counted(valid, fill)
         hidden = self.embed(tokens)
         after: list[Tensor] = []

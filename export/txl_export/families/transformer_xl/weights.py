@@ -104,6 +104,8 @@ def canonical_shapes(config: ModelConfig) -> tuple[dict[str, tuple[int, ...]], d
 def check_weights(config: ModelConfig, weights: Mapping[str, Tensor], source: str) -> Weights:
     """Return the weights as contiguous float32, checked against the config.
 
+    For example, `weights` {"embedding.tables.0": [256, 32], …}.
+
     Raises:
         CheckpointError: a parameter is missing, unexpected, of a wrong shape or dtype, holds NaN or infinity, or is
             shared by too many names.
@@ -175,7 +177,10 @@ def drop_ties(config: ModelConfig, weights: Weights) -> Weights:
 
 
 def model_id(config: ModelConfig, dialect: Dialect, memory_length: int, weights: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of config, dialect (without family), memory length and weights; it identifies the function."""
+    """Return the SHA-256 of config, dialect (without family), memory length and weights; it identifies the function.
+
+    For example, "9f2c…", 64 digits.
+    """
     facts = {"config": config, "dialect": dialect, "memory_length": memory_length}
     # ids of version 0.8 were made without single_steps
     drop = ("family",) if dialect.single_steps else ("family", "single_steps")
@@ -188,5 +193,8 @@ def model_id(config: ModelConfig, dialect: Dialect, memory_length: int, weights:
 
 
 def parameter_count(weights: Mapping[str, Tensor]) -> int:
-    """Return the number of values in the weights; tied parameters count once."""
+    """Return the number of values in the weights; tied parameters count once.
+
+    For example, 8192 for one table [256, 32] that is both embedding and softmax.
+    """
     return sum(tensor.numel() for tensor in weights.values())

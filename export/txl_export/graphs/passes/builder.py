@@ -55,7 +55,10 @@ class Builder:
         return node.outputs
 
     def constant(self, numbers: NDArray[Any]) -> ir.Value:
-        """Return a constant with an array's dtype and shape."""
+        """Return a constant with an array's dtype and shape.
+
+        For example, `constant(np.array([0, 2]))` is an int64 value [2].
+        """
         sizes, long = "x".join(map(str, numbers.shape)) or "one", numbers.size > _SPELT
         said = hashlib.sha256(numbers.tobytes()).hexdigest()[:12] if long else ".".join(map(str, numbers.ravel()))
         return initializer(self._graph, f"{numbers.dtype}.{sizes}.{said}", numbers)
@@ -65,7 +68,10 @@ class Builder:
         return self.constant(np.array(which, np.int64))
 
     def gather(self, value: ir.Value, places: ArrayLike, axis: int) -> ir.Value:
-        """Select positions along an axis; a single position (an integer) drops the axis."""
+        """Select positions along an axis; a single position (an integer) drops the axis.
+
+        Of a value [2, 5, 8], `gather(value, [0, 3], 1)` is [2, 2, 8] and `gather(value, 3, 1)` is [2, 8].
+        """
         which = np.asarray(places, np.int32)
         shape = None if value.shape is None else ir.Shape([*value.shape[:axis], *which.shape, *value.shape[axis + 1 :]])
         return self.op("Gather", [value, self.constant(which)], shape, axis=axis)

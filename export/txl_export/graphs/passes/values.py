@@ -54,7 +54,10 @@ def alike(one: ir.Value, other: ir.Value, apart: Collection[int] = ()) -> bool:
 
 
 def constant(value: ir.Value | None) -> NDArray[Any] | None:
-    """Return the array of a value that is the same in every run; None for other values."""
+    """Return the array of a value that is the same in every run; None for other values.
+
+    For example, the initializer int64 [3] that a Reshape reads.
+    """
     tensor = None if value is None or value.is_graph_input() else ir.convenience.get_const_tensor(value)
     return None if tensor is None else tensor.numpy()
 

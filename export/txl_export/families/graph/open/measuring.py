@@ -97,7 +97,10 @@ class Sizes:
         return self._short.get(value, _NOTHING).dtype or ir.DataType.FLOAT
 
     def constant(self, value: ir.Value | None) -> NDArray[Any] | None:
-        """Return the content of a constant; if it depends on sizes, the content for one choice of sizes; else None."""
+        """Return the content of a constant; if it depends on sizes, the content for one choice of sizes; else None.
+
+        For example, the int64 [3] that a Reshape reads as its shape.
+        """
         known = None if value is None else value.const_value
         return self._short.get(value, _NOTHING).constant if known is None else known.numpy()
 

@@ -95,6 +95,8 @@ def parts(model: Any) -> int:
 def packed(arrays: Mapping[str, Any]) -> dict[str, Numbers]:
     """Return arrays in the form in which they are sent.
 
+    For example, a float32 array [2, 8] is sent as ("<f4", (2, 8), 64 bytes).
+
     Raises:
         ValueError: an array holds no numbers.
     """
@@ -104,6 +106,8 @@ def packed(arrays: Mapping[str, Any]) -> dict[str, Numbers]:
 
 def unpacked(arrays: Mapping[str, Numbers]) -> dict[str, Any]:
     """Return the arrays that `packed` encoded.
+
+    For example, ("<f4", (2, 8), 64 bytes) becomes a float32 array [2, 8].
 
     Raises:
         ValueError, TypeError: the bytes are no array of numbers.

@@ -45,6 +45,8 @@ def verify_models(
 ) -> Parity:
     """Run the chains and the text, and judge the results by the parity ladder.
 
+    For example, `text` is int32 [100000].
+
     Args:
         manifest: the bundle's manifest.
         openers: functions that load the bundle, one per update rule. The first loads what users get, and only that one
