@@ -48,11 +48,11 @@ class Case(NamedTuple):
 
 
 Figures = dict[str, dict[str, list[float]]]
-"""By row and side, of each round."""
+"""Measurements by row of the table and by side: one number per round."""
 
 
 def cases(folder: Path, quick: bool) -> list[Case]:
-    """The bundles, exported into a folder, and what is timed of them."""
+    """Export the bundles into a folder, and return the cases to time."""
     sizes: Mapping[str, tuple[dict[str, Any], int]] = {
         "4 × 192": (shape(4, 192, 6, 32, 768, 256), 128),
         "12 × 512": (shape(12, 512, 8, 64, 2048, 204), 640),
@@ -71,7 +71,7 @@ def cases(folder: Path, quick: bool) -> list[Case]:
 
 
 def built(folder: Path, installed: Path | None) -> Path:
-    """The program of C, linked with the library."""
+    """Compile the C program, linked with the library, and return its path."""
     if installed is None:
         log("build the library")
         installed = folder / "installed"
@@ -104,12 +104,12 @@ def commands(program: Path, case: Case) -> dict[str, list[str]]:
 
 
 def turns(rounds: int, sides: tuple[str, ...] = ("C", "Python")) -> list[tuple[str, ...]]:
-    """The sides of each round, in the order in which they work."""
+    """Return the order in which the sides work in each round."""
     return [sides[turn % len(sides) :] + sides[: turn % len(sides)] for turn in range(rounds)]
 
 
 def timed(starting: Mapping[str, list[str]], case: Case, rounds: int, seconds: float) -> dict[str, list[float]]:
-    """Microseconds of one segment, by side and round; `starting` has the command of each side."""
+    """Return microseconds of one segment, by side and round; `starting` has each side's command."""
     with ExitStack() as stack:
         ask: dict[str, Ask] = {
             side: stack.enter_context(asked(command, ROOT, side)) for side, command in starting.items()
@@ -127,7 +127,7 @@ def timed(starting: Mapping[str, list[str]], case: Case, rounds: int, seconds: f
 
 
 def started(program: Path, case: Case, rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Milliseconds of processor time until a step has ended, and MB at most, by side and round."""
+    """Return milliseconds of processor time until a first step has ended, and peak memory in MB, by side and round."""
     found: dict[str, dict[str, list[float]]] = {what: {"C": [], "Python": []} for what in ("ms", "MB")}
     for sides in turns(rounds):
         for side in sides:
@@ -139,7 +139,7 @@ def started(program: Path, case: Case, rounds: int) -> dict[str, dict[str, list[
 
 
 def table(title: str, figures: Figures) -> Table:
-    """Medians of both sides, and the median of the ratios of each round with its quartiles."""
+    """Return a table of both sides' medians, and the median of the rounds' ratios with its quartiles."""
     made = Table((title, "C", "Python", "Python / C (quartiles)"))
     for row, sides in figures.items():
         c, python = np.array(sides["C"]), np.array(sides["Python"])

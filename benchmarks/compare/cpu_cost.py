@@ -46,14 +46,14 @@ Rounds = dict[str, dict[str, list[float]]]
 
 
 class NoEngine:
-    """See `txl_runtime.host.engine.Engine`; what it is given is the engine that it stands for."""
+    """An engine whose calls do nothing; made from the engine that it replaces. See `txl_runtime.host.engine.Engine`."""
 
     def __init__(self, engine: Any) -> None:
         self.description, self.least_rows = "an engine that does nothing", engine.least_rows
         self.calls = 0
 
     def bind(self, program: Any, inputs: Any, outputs: Any) -> Callable[[], None]:
-        """A call that is counted, and nothing else."""
+        """Return a call that only counts itself."""
 
         def call() -> None:
             self.calls += 1
@@ -61,19 +61,19 @@ class NoEngine:
         return call
 
     def kept(self, program: Any) -> Any:
-        """No state."""
+        """Return (): the engine keeps no state."""
         return ()
 
     def run(self, program: Any, inputs: Any) -> Any:
-        """Raise: no model here leaves sizes open."""
+        """Raise an error: no timed model leaves sizes open."""
         raise NotImplementedError(f"{program.name} leaves sizes open, expected a program of fixed sizes")
 
     def release_pages(self) -> None:
-        """There are none."""
+        """Do nothing: the engine has no pages."""
 
 
 def opened(runtime: Any, bundle: Path, update: str) -> Any:
-    """A model whose engine does nothing."""
+    """Open a model, and replace its engine by `NoEngine`."""
     model = runtime.load(bundle, backend="cpu", threads=1, update=update)
     model.backend.engine = NoEngine(model.backend.engine)
     return model
@@ -102,14 +102,14 @@ def works(model: Any) -> Mapping[str, Callable[[], object]]:
 
 
 def rows() -> list[str]:
-    """All rows of the table."""
+    """Return the names of all rows of the table."""
     return [
         f"{call}, {model}" for model in MODELS for call in CALLS if (call, model) != (CALLS[2], "LSTM over features")
     ]
 
 
 def measure(options: argparse.Namespace, files: Path) -> Rounds:
-    """Nanoseconds of everything, the sides in turns."""
+    """Return nanoseconds of each timed call; the sides take turns."""
     sources = {side: source for side, source in (("old", options.old), ("new", options.new)) if source}
     found: Rounds = {row: {side: [] for side in sources} for row in rows()}
     with ExitStack() as stack:
@@ -124,7 +124,7 @@ def measure(options: argparse.Namespace, files: Path) -> Rounds:
 
 
 def table(found: Rounds) -> Table:
-    """Microseconds, and what the new side takes more."""
+    """Return a table in microseconds, with the additional time of the new side."""
     sides = list(next(iter(found.values())))
     more = ("new - old", "new / old") if len(sides) == 2 else ()
     made = Table(("µs of processor time (quartiles), 1 thread", *sides, *more))
@@ -138,7 +138,7 @@ def table(found: Rounds) -> Table:
 
 
 def _answer(source: Path, files: Path) -> None:
-    """Do what the requests say, with a checkout's packages."""
+    """Answer requests on stdin with timings, using this process's packages."""
     runtime, calls, engines = runtime_of(source), {}, {}
     for name, (bundle, update) in MODELS.items():
         model = opened(runtime, files / f"{bundle}.txl", update)
@@ -154,7 +154,7 @@ def _answer(source: Path, files: Path) -> None:
 
 
 def main() -> int:
-    """Read the command line; measure, or be a side's process."""
+    """Read the command line; measure, or answer requests as the process of one side."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("old", type=Path, nargs="?", metavar="OLD_CHECKOUT", help="what to compare with")
     parser.add_argument("--new", type=Path, default=Path(__file__).parents[2], help="by default this checkout")

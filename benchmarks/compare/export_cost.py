@@ -29,11 +29,11 @@ from benchmarks.shared.tables import Table
 
 PARTS = ("import", "look", "capture", "prove")
 _BEGINS = {"capture and check": "capture", "compute self-test vectors": "prove"}
-"""The part that a stage of the export begins, by its first words."""
+"""The part of the table to which a stage of the export belongs, by the stage's first words."""
 
 
 def spent() -> float:
-    """Processor seconds of this process and of those that it has started and that have ended."""
+    """Return processor seconds of this process and of its child processes that have ended."""
     return time.process_time() + sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
 
 
@@ -62,7 +62,7 @@ def _convolutions() -> Any:
     from txl_export import InputSpec, OutputSpec, StateSpec, StepSpec
 
     class Causal(nn.Module):
-        """Frames of a spectrum: causal convolutions that keep their last frames, a GRU over time, and back."""
+        """Causal convolutions over frames of a spectrum, which keep their last frames, around a GRU over time."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -95,7 +95,7 @@ def _compressive() -> Any:
     layers, width, heads, rows, old_rows, words = 2, 32, 4, 8, 4, 50
 
     class Compressive(nn.Module):
-        """Rows that leave the memory are compressed by two into a second one; both begin without rows."""
+        """A memory whose leaving rows are compressed, two into one, into a second memory; both begin without rows."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -136,7 +136,7 @@ MODELS: dict[str, Callable[[], Any]] = {
 
 
 def work(name: str, batch_size: int) -> dict[str, float]:
-    """Export a model, and say what each part of it cost."""
+    """Export a model, and return the seconds of each part."""
     import torch
     import txl_export
     from txl_runtime.listener import Listener
@@ -159,7 +159,7 @@ def work(name: str, batch_size: int) -> dict[str, float]:
 
 
 def measured(source: Path, name: str, batch_size: int) -> dict[str, float]:
-    """The same in a process of its own, with a checkout's packages."""
+    """Export a model in a process with a checkout's packages, and return the seconds of each part."""
     python = source / ".venv/bin/python"
     command = [str(python if python.is_file() else sys.executable), __file__, "--work", name, "-b", str(batch_size)]
     environment = environment_of(source) | {"OMP_NUM_THREADS": "1"}
@@ -174,7 +174,7 @@ def measured(source: Path, name: str, batch_size: int) -> dict[str, float]:
 def compared(
     sources: Sequence[Path], names: Sequence[str], rounds: int, batch_size: int
 ) -> dict[str, list[dict[str, float]]]:
-    """By model and side, the parts of its cheapest export."""
+    """Return the parts of the cheapest export, by model and side."""
     runs: dict[tuple[str, int], list[dict[str, float]]] = {}
     for number in range(rounds):
         for name in names:
@@ -188,7 +188,7 @@ def compared(
 
 
 def main() -> None:
-    """The command; see the module."""
+    """Read the command line, measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("old", nargs="?", type=Path)
     parser.add_argument("--rounds", type=int, default=3)

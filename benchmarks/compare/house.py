@@ -60,7 +60,7 @@ from itertools import chain
 from pathlib import Path
 
 PACKAGES = {"txl_runtime": 0, "txl_engines": 1, "txl_report": 1, "txl_export": 2, "txl_deploy": 3}
-"""The level of each package: one imports from lower levels alone."""
+"""The level of each package; a package may import only from lower levels."""
 PLACES = ("runtime", "export", "")
 """The folders of packages in a checkout."""
 LEVELS = {"errors": 0, "types": 0, "listener": 0, "starting": 0, "files": 0, "installing": 0}
@@ -83,7 +83,7 @@ BESIDE = {
     "samples": ("samples/**/*.py",),
     "docs": ("*.md", "docs/**/*.md"),
 }
-"""Files beside the product's Python, by what they are: patterns below a checkout's root."""
+"""Files besides the product's Python, by kind: patterns below a checkout's root."""
 OPENINGS = ("What", "How", "Whether", "Of", "Where")
 
 RULES = {"ring", "rolled", "replace", "replaced"}
@@ -122,7 +122,7 @@ class House:
 
 
 def counted(checkout: Path) -> House:
-    """Read a checkout."""
+    """Read a checkout and return its counts."""
     house, modules = House(), dict(_modules(checkout))
     if not modules:
         raise SystemExit(f"{checkout} holds none of {', '.join(PACKAGES)}, expected a checkout of this project")
@@ -155,7 +155,7 @@ def _modules(checkout: Path) -> Iterator[tuple[str, Path]]:
 
 
 def room_of(module: str) -> str:
-    """The room that a module's lines are counted in."""
+    """Return the room to which a module's lines are added."""
     package, *rest = module.split(".")
     first = rest[0] if rest else ""
     if package == "txl_runtime":
@@ -177,7 +177,7 @@ def _order(room: str) -> tuple[int, int, str]:
 
 
 def code_lines(text: str, tree: ast.AST) -> int:
-    """Lines with a token that is no comment and no docstring."""
+    """Return the number of lines that hold more than comments and docstrings."""
     told: set[int] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
@@ -191,13 +191,13 @@ def code_lines(text: str, tree: ast.AST) -> int:
 
 
 def beside(checkout: Path, patterns: Sequence[str]) -> int:
-    """All lines of the files that some patterns find, each file once."""
+    """Return the number of lines of all files that match the patterns, each file once."""
     found = {path for pattern in patterns for path in checkout.glob(pattern) if path.is_file()}
     return sum(path.read_bytes().count(b"\n") for path in found)
 
 
 def openings(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Lines of docstrings that begin with a word of `OPENINGS`, and the word."""
+    """Yield lines of docstrings that begin with a word of `OPENINGS`, and the word."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             first = (ast.get_docstring(node) or "").split(maxsplit=1)[:1]
@@ -206,7 +206,7 @@ def openings(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def _imports(tree: ast.AST, module: str, modules: Mapping[str, Path], package: bool) -> Iterator[tuple[str, int, bool]]:
-    """Own modules that a module imports, the line, and whether that is inside a function."""
+    """Yield the project's modules that a module imports, with the line, and True if the import is inside a function."""
     inside = {
         inner
         for node in ast.walk(tree)
@@ -230,7 +230,7 @@ def _imports(tree: ast.AST, module: str, modules: Mapping[str, Path], package: b
 
 
 def _draw(house: House, arrows: Mapping[str, set[str]]) -> None:
-    """Upward arrows and circles."""
+    """Return upward arrows and circles of imports."""
     rooms: dict[str, set[str]] = defaultdict(set)
     for module, targets in arrows.items():
         package, mine = module.partition(".")[0], _runtime_room(module)
@@ -250,7 +250,7 @@ def _runtime_room(module: str) -> str:
 
 
 def circles(arrows: Mapping[str, set[str]]) -> list[list[str]]:
-    """Groups of nodes that reach one another."""
+    """Return groups of nodes that reach one another."""
     reached: dict[str, set[str]] = {}
     for start in arrows:
         seen, left = set[str](), [start]
@@ -268,7 +268,7 @@ def circles(arrows: Mapping[str, set[str]]) -> list[list[str]]:
 
 
 def questions(tree: ast.AST) -> list[tuple[int, str]]:
-    """Lines and forms of all questions about the kind of model, as the first lines of this file define them."""
+    """Return line and form of every question about the kind of model, as defined at the top of this file."""
     found = {}
     truths = set(_truths(tree))
     for node in ast.walk(tree):
@@ -290,7 +290,7 @@ def questions(tree: ast.AST) -> list[tuple[int, str]]:
 
 
 def _truths(tree: ast.AST) -> Iterator[ast.AST]:
-    """Expressions that are used as truth values."""
+    """Yield expressions that are used as truth values."""
     for node in ast.walk(tree):
         if isinstance(node, ast.If | ast.IfExp | ast.While | ast.Assert):
             yield node.test
@@ -303,7 +303,7 @@ def _truths(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def _comparison(node: ast.Compare) -> str | None:
-    """The form of a question that a comparison is."""
+    """Return the form of a question that is a comparison, or ""."""
     sides = [node.left, *node.comparators]
     constants, names = set(chain.from_iterable(map(_constants, sides))), {_name(side) for side in sides}
     none = any(isinstance(side, ast.Constant) and side.value is None for side in sides)
@@ -322,7 +322,7 @@ def _comparison(node: ast.Compare) -> str | None:
 
 
 def _truth(node: ast.AST) -> str | None:
-    """The form of a question that something used as a truth value is."""
+    """Return the form of a question that is a bare truth value, or ""."""
     if _name(node) == "counters" and isinstance(node, ast.Attribute):
         return "rows"
     if FLAGS.match(_name(node.func if isinstance(node, ast.Call) else node)):
@@ -342,7 +342,7 @@ def _names(node: ast.AST) -> list[str]:
 
 
 def _constants(node: ast.AST) -> set[str]:
-    """A text, or the texts of a tuple, list or set that is written out."""
+    """Return a text, or the texts in a literal tuple, list or set."""
     parts = node.elts if isinstance(node, ast.Tuple | ast.List | ast.Set) else [node]
     return {part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)}
 
@@ -351,7 +351,7 @@ def _constants(node: ast.AST) -> set[str]:
 
 
 def figures(house: House) -> dict[str, int]:
-    """Every count by its name."""
+    """Return every count by its name."""
     found: dict[str, int] = {}
     by_room = {
         "lines": {room: lines for room, (lines, _) in house.lines.items()},
@@ -374,7 +374,7 @@ def figures(house: House) -> dict[str, int]:
 
 
 def table(houses: Sequence[House]) -> str:
-    """One checkout's figures, or two's with their difference, as markdown."""
+    """Return a markdown table of one checkout's figures, or of two checkouts' with their difference."""
     sides = [figures(house) for house in houses]
     head = ["", "count"] if len(sides) == 1 else ["", "before", "after", "difference"]
     lines = [f"| {' | '.join(head)} |", "|---" + "|---:" * (len(head) - 1) + "|"]
@@ -387,7 +387,7 @@ def table(houses: Sequence[House]) -> str:
 
 
 def details(house: House) -> str:
-    """A line for the place of each thing."""
+    """Return a line with the place of each counted thing."""
     lines: list[str] = []
     for asked in house.questions.values():
         places: dict[str, list[str]] = defaultdict(list)

@@ -35,7 +35,7 @@ WASM_BINARY = "onnxruntime-web/dist/ort-wasm-simd-threaded.wasm"
 
 
 def cases(folder: Path, quick: bool) -> list[Case]:
-    """The bundles, exported into a folder where none is kept; both update rules of those that have two."""
+    """Export the bundles that do not exist yet into a folder; both update rules of models that have two."""
     found = [Case("GRU", POLICIES / "policy-1", "replace", 1)]
     if quick:
         return found
@@ -60,7 +60,7 @@ def commands(case: Case) -> dict[str, list[str]]:
 
 
 def started(case: Case, rounds: int) -> dict[str, list[float]]:
-    """Milliseconds of processor time until a step has ended, by side and round."""
+    """Return milliseconds of processor time until a first step has ended, by side and round."""
     starting = commands(case)
     found: dict[str, list[float]] = {side: [] for side in starting}
     for sides in turns(rounds, tuple(starting)):
@@ -71,7 +71,9 @@ def started(case: Case, rounds: int) -> dict[str, list[float]]:
 
 
 def table(title: str, figures: dict[str, dict[str, list[float]]]) -> Table:
-    """Medians of the sides, and the medians of their ratios to Python's in each round with quartiles."""
+    """Return a table of the sides' medians, and the medians of their ratios to Python's in each round, with
+    quartiles.
+    """
     made = Table((title, "Python", "Node", "wasm", "Node / Python (quartiles)", "wasm / Python (quartiles)"))
     for row, sides in figures.items():
         ratios = {side: np.array(sides[side]) / np.array(sides["Python"]) for side in sides}
@@ -87,7 +89,7 @@ def size(*paths: Path) -> tuple[float, float]:
 
 
 def downloads(chosen: list[Case]) -> Table:
-    """The files that a page fetches: the module, the engine, and of each bundle the files that it uses."""
+    """Return the files that a page fetches: the module, the engine, and the files of each bundle."""
     made = Table(("kB that a page downloads", "plain", "gzip"))
     sources = [ROOT / "runtime/js/index.js", *(ROOT / "runtime/js/src").glob("*.js")]
     made.add("txl-runtime", *size(*sources))
@@ -103,7 +105,7 @@ def downloads(chosen: list[Case]) -> Table:
 
 
 def memory(chosen: list[Case], steps: int) -> Table:
-    """MB that a process holds after a tenth of the steps, and after all of them."""
+    """Return MB of resident memory after a tenth of the steps, and after all of them."""
     made = Table(("MB resident", "after a tenth", f"after {steps:,} steps"))
     for case in chosen:
         for side, command in commands(case).items():

@@ -47,9 +47,9 @@ from asking import Ask, asked
 from bit_equality import environment_of, runtime_of
 
 TOKENS, ARRAYS = ("decode", "prefill", "score"), ("shortest segment", "longest segment")
-"""The work of a Transformer-XL, and that of any other step."""
+"""Kinds of work that are timed: those of a Transformer-XL, and those of any other step."""
 FIRST, SPREAD, FEW = "shortest, first quarter runs", "shortest, every fourth runs", "shortest, stream of a quarter"
-"""The work of a step of several sequences, of which a quarter runs."""
+"""Kinds of work of a step with several sequences of which a quarter runs."""
 PYTHON = ("outside the engine", "without an engine")
 LOADS = ("import", "load", "first token", "load to first token", "peak memory")
 UNITS = dict.fromkeys((*TOKENS, *ARRAYS, FIRST, SPREAD, FEW), ("ms", 1e-6)) | dict.fromkeys(PYTHON, ("µs", 1e-3))
@@ -58,18 +58,18 @@ WARM_UP_CALLS, LEAST_CALLS = 3, 3
 REST = 0.1
 """Seconds between two slices: the threads of an engine spin for a moment after its last call."""
 FOREIGN, LEAST_QUIET = 0.05, 3
-"""A round is quiet if others used at most this share of the machine; with 3 quiet rounds, the rest is left out."""
+"""A round is quiet if other processes used at most 5 % of the machine; if 3 rounds are, noisier ones are left out."""
 SIDES = ("old", "new")
 
 MEMORIES, BATCHES, POLICIES = (160, 640), (1, 16), ("lstm", "gtrxl")
-"""Rows and sequences of the models that `--models` exports."""
+"""Memory rows, batch sizes and policies of the models that `--models` exports."""
 
 Rounds = dict[str, list[dict[str, float]]]
-"""By measured quantity and round: a value per side, and the share of the machine that others used ("foreign")."""
+"""For each measured quantity and round, one value per side, and the share that other processes used ("foreign")."""
 
 
 def measure(bundles: dict[str, Path], sources: dict[str, Path], threads: int, options: argparse.Namespace) -> Rounds:
-    """Measure everything about one model, whose bundle may be a different one for each side."""
+    """Measure everything about one model; each side may have a bundle of its own."""
     found: Rounds = {}
     for wrap, works in ((False, works_of(json.loads((bundles["old"] / "manifest.json").read_text()))), (True, PYTHON)):
         for first in range(0, options.rounds, options.renew):
@@ -95,7 +95,7 @@ def measure(bundles: dict[str, Path], sources: dict[str, Path], threads: int, op
             with _child(sources[side], bundles[side], threads, options, False) as ask_fresh:
                 rows[side] = ask_fresh({"work": "load"})
                 share = max(share, machine.foreign(rows[side]["cpu"]))
-        for name in LOADS if turn else ():  # the first processes read the files into the cache
+        for name in LOADS if turn else ():  # turn 0 only reads the files into the system's cache
             found.setdefault(name, []).append({side: rows[side][name] for side in SIDES} | {"foreign": share})
     return found
 
@@ -110,19 +110,21 @@ def works_of(manifest: dict[str, Any]) -> tuple[str, ...]:
 
 
 class _Machine:
-    """The load of the whole machine from now on."""
+    """The load of the whole machine since this object was made."""
 
     def __init__(self) -> None:
         self._started, self._busy = time.perf_counter(), self._seconds()
 
     def foreign(self, own: float) -> float:
-        """The share of the machine that others used, where `own` are the measured process's seconds of processor."""
+        """Return the share of the machine that other processes used, if the measured one used `own` processor
+        seconds.
+        """
         capacity = (os.cpu_count() or 1) * (time.perf_counter() - self._started)
         return max(0.0, (self._seconds() - self._busy - own) / capacity)
 
     @staticmethod
     def _seconds() -> float:
-        """Seconds of processor that everybody used so far: all but idle and waiting for disks."""
+        """Return the processor seconds of all processes so far: everything except idle time and waiting for disks."""
         ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
         return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
 
@@ -133,17 +135,17 @@ def _order(turn: int) -> tuple[str, ...]:
 
 @contextmanager
 def _child(source: Path, bundle: Path, threads: int, options: argparse.Namespace, wrap: bool) -> Iterator[Ask]:
-    """A process with a checkout's packages and an open bundle."""
+    """Start a process with a checkout's packages and an open bundle."""
     command = [sys.executable, __file__, str(source), "--child", str(bundle), "--threads", str(threads)]
     command += ["--update", options.update] if options.update else []
     command += ["--processor"] * options.processor
     with asked(command + ["--wrap"] * wrap, source, f"of {source}") as ask:
-        ask({"work": "load"})  # it is ready when it answers
+        ask({"work": "load"})  # the answer says that the process is ready
         yield ask
 
 
 def export_models(source: Path, folder: Path, only: Sequence[str] | None) -> dict[str, Path]:
-    """The models of `--models` by name, exported with a checkout's packages where they are not there yet."""
+    """Export the models of `--models` that do not exist yet with a checkout's packages; return all by name."""
     names = [f"xl-{memory}" for memory in MEMORIES]
     names += [f"{policy}-{batch}" for policy in POLICIES for batch in BATCHES]
     bundles = {name: folder / f"{name}.txl" for name in only or names}
@@ -156,7 +158,7 @@ def export_models(source: Path, folder: Path, only: Sequence[str] | None) -> dic
 
 
 def export_model(source: Path, path: Path) -> None:
-    """One of them, with the packages that are imported: random weights, the same for every checkout."""
+    """Export one of the models with the imported packages; its random weights are the same for every checkout."""
     import torch
     from txl_export import export
 
@@ -174,7 +176,7 @@ def export_model(source: Path, path: Path) -> None:
 
 
 def table(title: str, found: Rounds) -> str:
-    """One bundle's figures as markdown."""
+    """Return one bundle's figures as markdown."""
     head = ("", "unit", "old", "new", "new / old", "quartiles", "rounds", "best old", "best new")
     lines = [f"**{title}**", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for name, rounds in found.items():
@@ -191,7 +193,7 @@ def table(title: str, found: Rounds) -> str:
 
 
 class _Engine:
-    """ONNX Runtime's calls with a clock around them, or none at all."""
+    """A clock around ONNX Runtime's calls, or none."""
 
     def __init__(self, clock: Callable[[], int]) -> None:
         import onnxruntime
@@ -211,7 +213,7 @@ class _Engine:
 
 
 class _Worker:
-    """The child process's work: it has one stream, whose memory is full."""
+    """The work of the child process, which has one stream with full memory."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._clock = time.process_time_ns if options.processor else time.perf_counter_ns
@@ -249,7 +251,7 @@ class _Worker:
         return [self._arrays(length, batch) for _ in range(64)]
 
     def _arrays(self, length: int, batch: int) -> dict[str, Any]:
-        """Random inputs of one segment."""
+        """Return random inputs of one segment."""
         found: dict[str, Any] = {}
         for given in self._inputs:
             if given["role"] in ("valid", "fill", "head"):
@@ -294,7 +296,7 @@ class _Worker:
             self._stream.run(given, self._counts[work])
 
     def _slice(self, call: Callable[[], None], seconds: float) -> Sequence[int]:
-        """Nanoseconds of single calls, without those of the engine where it is wrapped."""
+        """Return nanoseconds of single calls, without the engine's share if it is measured."""
         for _ in range(WARM_UP_CALLS):
             call()
         samples: list[int] = []
@@ -309,7 +311,7 @@ class _Worker:
 
 
 def _chosen(parser: argparse.ArgumentParser, options: argparse.Namespace) -> dict[str, dict[str, Path]]:
-    """Return the bundles to measure: by title, the one that each side opens."""
+    """Return the bundles to measure by title: for each, the paths that the two sides open."""
     if options.models is not None:
         old = export_models(options.old, options.models / "old", options.only)
         new = export_models(options.new, options.models / "new", options.only) if options.each else old

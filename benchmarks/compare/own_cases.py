@@ -88,7 +88,7 @@ def source_of(case: OwnCase, checkout: Path) -> Any:
 
 
 def export_own(case: OwnCase, path: Path, checkout: Path) -> None:
-    """Write the bundle of a case with the packages that are imported."""
+    """Export a case with the imported packages."""
     import torch
     from txl_export import export
 

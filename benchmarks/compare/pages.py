@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 VALUES: tuple[Any, ...] = (None, -1, 0, 1, 1e300, 2**63, "word", "", True, [], {}, [None], {"a": 1})
-"""The values that replace a value of a document."""
+"""Values that replace a value of a document, to see whether the page refuses it."""
 MOST_ITEMS = 3
-"""The first items of a list that are changed one by one; the others are like them."""
+"""Number of items of a list that are changed one by one; later items have the same form."""
 
 MOST_CHANGES = 12
-"""Changed lines of a page that are printed."""
+"""Number of changed lines of a page that are printed."""
 A_PAGE = "a page"
 
 CHILD = """
@@ -57,7 +57,7 @@ for line in sys.stdin:
 
 
 class Question(NamedTuple):
-    """A bundle, a document with it, the option that takes it, and what is wrong in it."""
+    """A bundle, a document for its page, the option that takes the document, and the fault in it."""
 
     bundle: str
     option: str = ""
@@ -66,14 +66,14 @@ class Question(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """`A_PAGE` or the message of an error, and the page."""
+    """The page, or the message of the error; `A_PAGE` marks a page."""
 
     said: str
     page: str
 
 
 def lies(document: Any, most: int) -> Iterator[tuple[str, Any]]:
-    """A document with one thing wrong, again and again, and what that is."""
+    """Yield copies of a document with one wrong value each, and a description of the fault."""
     found = list(_lies(document))
     step = max(1, len(found) // most)
     for path, value in found[::step]:
@@ -83,7 +83,7 @@ def lies(document: Any, most: int) -> Iterator[tuple[str, Any]]:
 
 def _lies(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
     if path:
-        yield path, ...  # which stands for nothing
+        yield path, ...  # the ellipsis marks a value that is removed
         yield from ((path, other) for other in VALUES if other != value or type(other) is not type(value))
     if isinstance(value, dict | list):
         for name, each in value.items() if isinstance(value, dict) else enumerate(value[:MOST_ITEMS]):
@@ -103,7 +103,7 @@ def _with(document: Any, path: tuple[Any, ...], value: Any) -> Any:
 
 
 def ask(checkout: Path, questions: list[Question], into: Path) -> list[Answer]:
-    """Ask a checkout about bundles and documents; returns its answers and the pages that it makes."""
+    """Ask a checkout for pages of bundles and documents; return its answers."""
     into.mkdir()
     pages = [into / f"{index}.html" for index in range(len(questions))]
     asked = [
@@ -126,7 +126,7 @@ def ask(checkout: Path, questions: list[Question], into: Path) -> list[Answer]:
 
 
 def questions_of(bundles: list[Path], most: int, folder: Path) -> Iterator[Question]:
-    """Every bundle alone, with documents, and with lies, which are written into a folder."""
+    """Return questions for every bundle: alone, with documents, and with faulty documents written to a folder."""
     for number, bundle in enumerate(bundles):
         path = str(bundle.resolve())
         yield Question(path)
@@ -141,7 +141,7 @@ def questions_of(bundles: list[Path], most: int, folder: Path) -> Iterator[Quest
 
 
 def main() -> int:
-    """Print every difference, and how much was compared; the status is 1 where there is a difference."""
+    """Print every difference and the number of comparisons; the status is 1 if there is a difference."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("old", type=Path)
     parser.add_argument("new", type=Path)

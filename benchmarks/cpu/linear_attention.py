@@ -31,7 +31,7 @@ SIZES = {
 
 
 def graph(rule: str, heads: int, keys: int, values: int, rates: int, length: int, own: bool = False) -> onnx.ModelProto:
-    """One node: of opset 27, or ONNX Runtime's own."""
+    """Return a graph of one node: of opset 27, or ONNX Runtime's own."""
     sizes = {
         "q": heads * keys,
         "k": heads * keys,
@@ -55,7 +55,7 @@ def graph(rule: str, heads: int, keys: int, values: int, rates: int, length: int
 
 
 def plain(made: onnx.ModelProto) -> onnx.ModelProto:
-    """The same as plain operators."""
+    """Return the same computation as a graph of plain operators."""
     taken = ir.from_proto(made)
     infer_shapes(taken)
     to_forms(taken)
@@ -64,7 +64,7 @@ def plain(made: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def drawn(made: onnx.ModelProto, heads: int) -> dict[str, Any]:
-    """Keys of length 1, decays below 0, rates between 0 and 1."""
+    """Draw inputs: keys of length 1, decays below 0, rates between 0 and 1."""
     draws, found = np.random.default_rng(0), {}
     for given in made.graph.input:
         sizes = [dim.dim_value for dim in given.type.tensor_type.shape.dim]
@@ -77,7 +77,7 @@ def drawn(made: onnx.ModelProto, heads: int) -> dict[str, Any]:
 
 
 def recurrence(feeds: dict[str, Any], heads: int) -> Any:
-    """The results in float64."""
+    """Compute the results in float64, position by position."""
     wide = {name: array[0].astype(np.float64) for name, array in feeds.items()}
     state, results = wide["s"], []
     for at in range(len(wide["q"])):
@@ -92,7 +92,7 @@ def recurrence(feeds: dict[str, Any], heads: int) -> Any:
 
 
 def fewest(session: Any, feeds: dict[str, Any]) -> float:
-    """Milliseconds of the fastest of many runs."""
+    """Return milliseconds of the fastest of many runs."""
     taken, end = list[float](), time.perf_counter() + 0.5
     while time.perf_counter() < end or len(taken) < 5:
         began = time.perf_counter()
@@ -116,7 +116,7 @@ def main() -> None:
             for made in (standard, graph(*sizes, length, own=True), plain(standard)):
                 try:
                     session = onnxruntime.InferenceSession(made.SerializeToString(), options)
-                except Exception:  # this version does not know it
+                except Exception:  # this version of ONNX Runtime lacks the operator
                     row.append("–")
                     continue
                 error = np.abs(session.run(None, feeds)[0] - wanted).max() / np.abs(wanted).max()

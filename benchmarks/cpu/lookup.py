@@ -38,7 +38,7 @@ from benchmarks.shared.results import finish, parser
 from benchmarks.shared.tables import Table, log
 
 PROMPT, NEW, DRAFT = 1024, 512, 4
-"""Tokens of a prompt, drawn tokens of a turn, most tokens of a draft."""
+"""Numbers of tokens: of a prompt, drawn in a turn, at most in a draft."""
 How = dict[str, Any]
 DRAWS: dict[str, How] = {
     "0": {"temperature": 0.0},
@@ -50,7 +50,7 @@ LARGE = shape(12, 512, 8, 64, 2048, 204)
 
 
 class Noted(lookup.Pace):
-    """A pace that notes each run: whether it was a draft, and the tokens that it yielded."""
+    """A pace that notes for each run whether it was a draft, and the number of tokens that it yielded."""
 
     runs: ClassVar[Counter[tuple[bool, int]]] = Counter()
 
@@ -60,7 +60,7 @@ class Noted(lookup.Pace):
 
 
 def text_of(model: Model, text: Path) -> Ids:
-    """Return the token ids of a file, int32 [n]."""
+    """Return the token ids of a file, int32 [n], e.g. [17, 4, 9]."""
     if text.suffix == ".npy":
         return np.asarray(np.load(text), np.int32)
     vocabulary = model.vocabulary
@@ -70,7 +70,7 @@ def text_of(model: Model, text: Path) -> Ids:
 
 
 def drawn(stream: Stream, prompt: Ids, number: int, seed: int, most: int, how: How) -> tuple[list[int], float]:
-    """Return `number` tokens after the prompt and the seconds of processors of all but the first."""
+    """Draw `number` tokens after the prompt, e.g. 512; return them, and the processor seconds of all but the first."""
     stream.reset()
     tokens = stream.generate(prompt, number, seed=seed, lookup=most, **how)
     found, began = [int(next(tokens)[0])], time.process_time()
@@ -79,7 +79,7 @@ def drawn(stream: Stream, prompt: Ids, number: int, seed: int, most: int, how: H
 
 
 def gains(name: str, model: Model, text: Ids, turns: int, number: int, table: Table) -> dict[str, Any]:
-    """Add a row for each way to draw."""
+    """Add a row to the table for each way to draw, e.g. 512 tokens at temperature 1."""
     stream, every = model.stream(1), dict[str, Any]()
     prompts = [text[at : at + PROMPT] for at in np.linspace(0, len(text) - PROMPT, turns).astype(int)]
     for said, how in DRAWS.items():
@@ -110,7 +110,9 @@ def gains(name: str, model: Model, text: Ids, turns: int, number: int, table: Ta
 
 
 def row(stream: Stream, past: Ids, singly: bool) -> Floats:
-    """Return the log-probabilities after `past`, [V], whose last 5 tokens ran as steps or as one segment."""
+    """Return log-probabilities after `past`, [V], e.g. [256]; its last 5 tokens run as single steps or as one
+    segment.
+    """
     stream.reset()
     stream.feed(past[None, :-5], last=True)
     parts = [past[None, i : i + 1] for i in range(len(past) - 5, len(past))] if singly else [past[None, -5:]]
@@ -120,7 +122,7 @@ def row(stream: Stream, past: Ids, singly: bool) -> Floats:
 
 
 def equal(name: str, model: Model, text: Ids, number: int, table: Table) -> dict[str, Any]:
-    """Add a row for the greedy tokens, and one for those drawn at temperature 1."""
+    """Add a row for the greedy tokens, and one for tokens drawn at temperature 1."""
     stream, every = model.stream(1), dict[str, Any]()
     for said in ("0", "1"):
         past, same, places = text[:PROMPT], 0, []
@@ -134,7 +136,8 @@ def equal(name: str, model: Model, text: Ids, number: int, table: Table) -> dict
             if apart < left:
                 steps, segment = row(stream, past[:-1], True), row(stream, past[:-1], False)
                 one, two = float(steps[plain[apart]]), float(steps[guessed[apart]])
-                draws = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(0,)))  # as a `Sampler` has it
+                # the same random numbers as a `Sampler`
+                draws = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(0,)))
                 shares = np.cumsum(np.exp(steps)) / np.exp(steps).sum()
                 border = float(np.abs(shares - draws.random(apart + 1)[-1]).min()) if said == "1" else abs(one - two)
                 places.append(
@@ -152,7 +155,7 @@ def equal(name: str, model: Model, text: Ids, number: int, table: Table) -> dict
 
 
 def cost(path: Path, threads: int, rounds: int) -> dict[int, list[float]]:
-    """Return the seconds of processors of a step and of a segment of 5, in turns, with a full memory."""
+    """Return processor seconds of a step and of a segment of 5, timed in turns with full memory."""
     model = txl_runtime.load(path, threads=threads)
     stream, prompt = model.stream(1), random_tokens(model.manifest.config.vocab_size, (1, 64))
     for _ in range(model.manifest.memory_length // 64 + 1):
@@ -160,7 +163,7 @@ def cost(path: Path, threads: int, rounds: int) -> dict[int, list[float]]:
     found: dict[int, list[float]] = {1: [], 5: []}
     for turn in range(rounds):
         for length in (1, 5) if turn % 2 else (5, 1):
-            for _ in range(2):  # once more, as the caches are this program's then
+            for _ in range(2):  # twice: after the first call the caches hold this program's data
                 began = time.process_time()
                 stream.run({"tokens": prompt[:, :length]}, commit=False)
                 took = time.process_time() - began
@@ -169,7 +172,7 @@ def cost(path: Path, threads: int, rounds: int) -> dict[int, list[float]]:
 
 
 def costs(options: argparse.Namespace, table: Table) -> dict[str, Any]:
-    """Add a row for each precision."""
+    """Add a row to the table for each precision."""
     every: dict[str, object] = {}
     for precision in ("fp32", "int8"):
         with tempfile.TemporaryDirectory() as folder:

@@ -50,7 +50,7 @@ def measure(models: dict[str, Model], sequences: int, rounds: int) -> dict[str, 
     for work, tokens in works.items():
         for turn in range(rounds if work == "token" else max(3, rounds // 8)):
             for name in list(models)[:: 1 if turn % 2 else -1]:
-                streams[name].feed(tokens, last=True)  # the caches are this bundle's again
+                streams[name].feed(tokens, last=True)  # not timed: fills the caches with this bundle's weights
                 began = time.process_time()
                 streams[name].feed(tokens, last=True)
                 found[work][name].append((time.process_time() - began) * 1e3)

@@ -33,7 +33,7 @@ DEVICES = {
     "Jetson AGX Orin": 204.8,
     "Jetson Orin Nano Super": 102.0,
 }
-"""GB/s."""
+"""Stated memory speed by device, in GB/s."""
 MODELS = {"12 layers, d_model 512, M 640": DEEP, "enwik8-24, M 3800": PUBLISHED["enwik8-24"][:2]}
 Least = tuple[dict[str, int], int]
 """The bytes that a step reads, by their kind, and the number of its kernels."""

@@ -42,19 +42,19 @@ OWN = [ROOT, ROOT / "export", ROOT / "runtime"]
 ENGINES = ("cuda", "tensorrt", "rtx", "torch", "torch-compiled")
 REHEARSAL = "cpu"
 NAMED = (REHEARSAL, "torch-autotuned", "rtx-alone", "rtx-own", "rtx-int8", "rtx-fp8", "rtx-int4")
-"""Run only when they are named."""
+"""Items that run only if they are named."""
 PRECISIONS = ("fp32", "fp16", "bf16")
 INTERRUPTED = 130
 BUDGET = 570.0
-"""Seconds of a first contact: it is over within ten minutes, also where a process has to be ended."""
+"""Seconds for a first contact: less than ten minutes, even if a process has to be ended."""
 OF_ENGINES = ("quick", "batch", "precision", "update", "vocabulary", "memory", "segments", "seconds")
-"""Options that a first contact has no use for."""
+"""Options that have no meaning in a first contact."""
 
 
 def environment_of(site: Path | None) -> dict[str, str]:
-    """The environment of child processes: carried packages first, then the project's own, then what is installed.
+    """Return the environment of child processes: carried packages first, then the project's own, then installed ones.
 
-    Libraries are looked for in every folder of `site` that has some, as packages of NVIDIA's are spread over many.
+    Every folder of `site` with libraries is searched for libraries, because NVIDIA's packages are spread over many.
     """
     carried = [] if site is None else [site.resolve()]
     libraries = [] if site is None else sorted({file.parent.resolve() for file in site.rglob("*.so*")})
@@ -67,14 +67,14 @@ def environment_of(site: Path | None) -> dict[str, str]:
 
 
 def count(text: str) -> int:
-    """A number of things of which there is at least one."""
+    """Read a whole number of at least 1."""
     if int(text) < 1:
         raise argparse.ArgumentTypeError(f"is {text}, expected at least 1")
     return int(text)
 
 
 def seconds(text: str) -> float:
-    """A duration."""
+    """Read a duration in seconds."""
     if not 0 <= float(text) < math.inf:
         raise argparse.ArgumentTypeError(f"is {text}, expected seconds from 0 on")
     return float(text)
@@ -104,7 +104,7 @@ def options() -> argparse.ArgumentParser:
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The options, as far as they agree with each other; `first` where this is a first contact."""
+    """Return the options after checking that they agree; `first` is True for a first contact."""
     made = options()
     given = made.parse_args(arguments)
     if given.site is not None and not given.site.is_dir():
@@ -122,7 +122,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run it; 1 where a step failed or was ended."""
+    """Run the check; return 1 if a step failed or was ended."""
     given = parsed(arguments)
     environment = environment_of(given.site)
     sys.path[:0] = environment["PYTHONPATH"].split(os.pathsep)
@@ -140,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     with writing("gpu_check"):
         write_page(runner.outcomes, given)
-        shutil.rmtree(given.out / "steps", ignore_errors=True)  # an archive is of one run
+        shutil.rmtree(given.out / "steps", ignore_errors=True)  # the archive holds one run only
         (given.out / "steps").mkdir()
         write_machine(given.out)
     stopped = False
@@ -164,5 +164,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # of `timeout`, and of whoever lent the machine
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # sent by `timeout`, or by the owner of the machine
     sys.exit(main())

@@ -59,14 +59,14 @@ class Exercise:
     recorded: dict[str, str] = field(default_factory=dict)
 
     def compare(self, found: NDArray[Any], expected: NDArray[Any]) -> None:
-        """Keep the largest difference; NaN is the largest of all."""
+        """Keep the largest difference, e.g. of two arrays [4, 256]; NaN is larger than any number."""
         scale = max(1.0, float(np.abs(expected).max(initial=0)))
         difference = float(np.abs(found - expected).max(initial=0)) / scale
         self.worst = max(self.worst, difference if np.isfinite(difference) else np.inf)
 
 
 def exercise(model: Model, reference: Model, steps: int, seed: int) -> Exercise:
-    """Do the same random work with a stream of either model, the first of them on a device."""
+    """Do the same random work with a stream of each model, the first of which runs on a device."""
     found, draws = Exercise(), np.random.default_rng(seed)
     ours, theirs = model.stream(), reference.stream()
     for index in range(steps):
@@ -87,7 +87,7 @@ def exercise(model: Model, reference: Model, steps: int, seed: int) -> Exercise:
 def _do(
     work: str, model: Model, ours: Stream, theirs: Stream, draws: np.random.Generator
 ) -> list[tuple[NDArray[Any], NDArray[Any]]]:
-    """One piece of work on both streams; the results to compare."""
+    """Do one piece of work on both streams; return the results to compare."""
     b, longest = model.batch_size, model.segment_lengths[0]
     vocabulary = model.manifest.vocab_size
     tokens = draws.integers(0, vocabulary, (b, longest + 1)).astype(np.int32)
@@ -107,7 +107,7 @@ def _do(
         return []
     if work == "snapshot":
         kept = ours.snapshot()
-        ours.step(tokens[:, :longest])  # what is not to be seen afterwards
+        ours.step(tokens[:, :longest])  # results of this step must not show afterwards
         ours.restore(kept)
         return []
     if work == "score":
@@ -125,10 +125,10 @@ def _do(
 
 
 def in_threads(model: Model, reference: Model, threads: int, steps: int) -> list[Exercise]:
-    """The same in several threads at once, each with a stream of its own.
+    """Do the work in several threads at once, each with a stream of its own.
 
     Raises:
-        CheckError: one of them ended early.
+        CheckError: a thread ended early.
     """
     found: list[Exercise] = []
     errors: list[BaseException] = []
@@ -136,7 +136,7 @@ def in_threads(model: Model, reference: Model, threads: int, steps: int) -> list
     def run(seed: int) -> None:
         try:
             found.append(exercise(model, reference, steps, 100 + seed))
-        except Exception as error:  # told to the thread that waits
+        except Exception as error:  # raised again in the thread that waits
             errors.append(error)
 
     running = [threading.Thread(target=run, args=(seed,)) for seed in range(threads)]
@@ -150,7 +150,7 @@ def in_threads(model: Model, reference: Model, threads: int, steps: int) -> list
 
 
 def open_device(path: Path, backend: str, update: str) -> Model:
-    """The bundle on the GPU."""
+    """Open the bundle on the GPU."""
     if backend == "torch":
         model = txl_runtime.load(path, backend="cpu")
         model.backend = open_torch(model.bundle, open_cuda(), CudaPlace(), update)
@@ -160,7 +160,7 @@ def open_device(path: Path, backend: str, update: str) -> Model:
 
 
 def check(path: Path, backend: str, update: str, steps: int, threads: int) -> dict[str, object]:
-    """Everything with one backend and update rule, as figures.
+    """Check one backend and update rule, and return figures.
 
     Raises:
         CheckError: results are further from the CPU's than the limit.
@@ -178,7 +178,7 @@ def check(path: Path, backend: str, update: str, steps: int, threads: int) -> di
 
 
 def random_model(path: Path, quick: bool) -> Path:
-    """Export one, which needs packages that a bundle does not."""
+    """Export a random model; the export needs packages that running a bundle does not."""
     from benchmarks.shared.models import TINY, random_bundle, shape
 
     values = TINY if quick else shape(4, 256, 4, 64, 1024, 20000, cutoffs=(4000, 10000))

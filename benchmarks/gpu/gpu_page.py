@@ -35,11 +35,11 @@ PACKAGES = ("txl-deploy", "torch", "onnxruntime", "onnxruntime-gpu", "tensorrt",
 FACTS = (("nvidia-smi",), ("nvidia-smi", "-q", "-d", "CLOCK,ECC,POWER,PERFORMANCE"))
 """Commands that print a driver's description of its GPUs, without their serial numbers."""
 LARGEST = 2**20
-"""Bytes of a file that go into the archive: the last ones."""
+"""Maximum number of bytes of a file in the archive: its last ones."""
 
 
 def write_machine(folder: Path) -> None:
-    """Write what the machine is, and which packages it has."""
+    """Write a description of the machine and its packages."""
     parts = [f"{platform.platform()}; {cpu_name()}, {os.cpu_count()} cores; Python {platform.python_version()}"]
     for command in FACTS:
         try:
@@ -52,7 +52,9 @@ def write_machine(folder: Path) -> None:
 
 
 def pack(folder: Path) -> Path:
-    """The results in one archive beside their folder; neither bundles nor engines, and of a long file its end."""
+    """Pack the results into one archive beside their folder, without bundles and engines; long files are cut to their
+    end.
+    """
     archive = folder.with_name(f"{folder.name}.tar.gz")
     part = folder / "archive"
     with tarfile.open(part, "w:gz") as tar:
@@ -66,7 +68,7 @@ def pack(folder: Path) -> Path:
 
 
 def write_page(outcomes: Sequence[Outcome], given: argparse.Namespace, final: bool = False) -> str:
-    """Write gpu_check.md and gpu_check.json with what there is so far; the page."""
+    """Write gpu_check.md and gpu_check.json with the results so far; return the page."""
     gpu = gpu_name()
     begun = [outcome for outcome in outcomes if outcome.found]
     programs = [outcome for outcome in begun if outcome.item.kind == "program"]
@@ -119,7 +121,7 @@ def _steps(programs: Sequence[Outcome]) -> Table:
 
 
 def prepared(outcomes: Sequence[Outcome]) -> str:
-    """Return a line with the number of bundles exported now, and of those that were there."""
+    """Return a line with the number of bundles that were exported now, and of those that existed."""
     made = [outcome.item.bundle for outcome in outcomes if any(found.state == OK for found in outcome.found)]
     before = [outcome.item.bundle for outcome in outcomes if outcome.reason == PRESENT]
     said = f"prepared: {len(made)} exported, {len(before)} there already"
@@ -127,7 +129,7 @@ def prepared(outcomes: Sequence[Outcome]) -> str:
 
 
 def left_out(outcomes: Sequence[Outcome], gpu: str | None) -> list[str]:
-    """Every step that has no good result, and why; equal reasons of an item's steps are one line."""
+    """Return a line for every step without a good result, with the reason; equal reasons of an item share a line."""
     if gpu is None and outcomes and all(outcome.reason in (NO_GPU, "interrupted") for outcome in outcomes):
         return [NO_GPU]
     notes: list[str] = []

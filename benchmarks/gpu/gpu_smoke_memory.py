@@ -1,4 +1,4 @@
-"""The smoke checks of memory: of the host and of the device, copied and set to zero, given out and given back."""
+"""The smoke checks of memory on host and device: copies, zeroing, allocation and release."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ MORE = 2**45
 
 
 def require(holds: bool, otherwise: str) -> None:
-    """Raise CheckError unless something holds."""
+    """Raise CheckError unless a condition holds."""
     if not holds:
         raise CheckError(otherwise)
 
 
 def seconds_of(queue: Queue, work: Callable[[], None]) -> float:
-    """The best of some times of work in a queue that is empty before."""
+    """Return the shortest time of some work; the queue is empty before each run."""
     best = float("inf")
     for _ in range(5):
         queue.wait()
@@ -66,10 +66,10 @@ class Checks:
 
 
 class MemoryChecks(Checks):
-    """The checks, each with a name for people in `named`."""
+    """The memory checks; `named` has a name for each."""
 
     def named(self) -> dict[str, Callable[[], Figures]]:
-        """All of them, in their order."""
+        """Return all checks by name, in their order."""
         return {
             "device": self.device,
             "pinned memory": self.pinned,
@@ -83,7 +83,7 @@ class MemoryChecks(Checks):
         }
 
     def device(self) -> Figures:
-        """Return the device's title, CUDA's version and the free memory."""
+        """Return the device's name, CUDA's version and the free memory."""
         version, free, total = ctypes.c_int(), ctypes.c_size_t(), ctypes.c_size_t()
         self._driver.cuDriverGetVersion(ctypes.byref(version))
         self._driver.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
@@ -91,7 +91,7 @@ class MemoryChecks(Checks):
         return {"is": self._device.title, "CUDA": cuda, "MB free": free.value >> 20, "of": total.value >> 20}
 
     def pinned(self) -> Figures:
-        """It is copied whole either way, and starts as zeros."""
+        """Check that page-locked memory begins as zeros, and is copied whole in both directions."""
         size, queue, device = self._piece, self._device.queue(), self._device
         block, given, back = device.allocate(size), device.staging(size), device.staging(size)
         require(not given.any(), "page-locked memory is not zeroed")
@@ -102,7 +102,7 @@ class MemoryChecks(Checks):
         return {"to the device GB/s": size / sent / 1e9, "back GB/s": size / fetched / 1e9}
 
     def pageable(self) -> Figures:
-        """Any array of NumPy, of any length."""
+        """Check copies of ordinary NumPy arrays of any length."""
         queue = self._device.queue()
         for size in (1, 3, 4096, 2**16 + 1, 2**20 + 7):
             given = self._bytes(size)
@@ -110,7 +110,7 @@ class MemoryChecks(Checks):
         return None
 
     def rows(self) -> Figures:
-        """To the device, within it and back, with a pitch of its own on each side."""
+        """Check copies of rows to the device, within it and back, with a different pitch on each side."""
         queue, device, checked = self._device.queue(), self._device, 0
         for count, width in ((1, 7), (2, 1), (5, 64), (33, 100), (1000, 4)):
             pitches = [width + extra for extra in (0, 3, 256, 60)]
@@ -128,7 +128,7 @@ class MemoryChecks(Checks):
         return {"rows": checked}
 
     def rows_within(self) -> Figures:
-        """From one pitch to another, and what lies between the rows stays; so loops move the memory of sequences."""
+        """Check that copies between pitches leave the bytes between rows alone; loops move sequences' memory so."""
         queue, device, checked = self._device.queue(), self._device, 0
         for count, width, pitch, other in ((2, 1, 5, 3), (3, 512, 512, 1024), (8, 100, 356, 101), (65, 4, 260, 4)):
             given, back = self._bytes(count * pitch), np.zeros(count * other, np.uint8)
@@ -159,7 +159,7 @@ class MemoryChecks(Checks):
         return None
 
     def big_zero(self) -> Figures:
-        """One piece of more than 2^31 bytes, and rows further apart than a pitch can say."""
+        """Zero a block of more than 2^31 bytes, and rows that are further apart than a pitch can express."""
         queue, size = self._device.queue(), self._big
         block, ones, back = self._device.allocate(size), np.full(64, 255, np.uint8), np.zeros(64, np.uint8)
         far = min(2**31, size - 64)
@@ -186,7 +186,7 @@ class MemoryChecks(Checks):
         return {"bytes": size, "GB/s": size / seconds / 1e9}
 
     def out_of_memory(self) -> Figures:
-        """More than there is: told in words, and the next request is served."""
+        """Ask for more memory than exists: check the message, and that the next request succeeds."""
         said = ""
         for _ in range(3):
             try:
@@ -199,7 +199,7 @@ class MemoryChecks(Checks):
         return {"said": said}
 
     def given_back(self) -> Figures:
-        """Check that memory which nobody holds any more is free again."""
+        """Check that memory is free again when nothing refers to it."""
 
         def free() -> int:
             found, total = ctypes.c_size_t(), ctypes.c_size_t()

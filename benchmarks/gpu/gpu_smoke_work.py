@@ -19,10 +19,10 @@ THREADS, TURNS = 4, 100
 
 
 class WorkChecks(Checks):
-    """The checks, each with a name for people in `named`; `forked` is one for systems that fork."""
+    """The checks of work, in `named`; `forked` is a further one, for systems that can fork."""
 
     def named(self) -> dict[str, Callable[[], Figures]]:
-        """All of them but `forked`, in their order."""
+        """Return all checks by name except `forked`, in their order."""
         return {
             "events": self.events,
             "record and replay": self.replayed,
@@ -33,11 +33,11 @@ class WorkChecks(Checks):
         }
 
     def events(self) -> Figures:
-        """An event is a place in the work: what was asked for before it is done when it was waited for."""
+        """Check that after a wait for an event, all work that was queued before it is done."""
         queue, size, event = self._device.queue(), self._piece, self._device.event()
-        event.wait()  # never recorded: at once
+        event.wait()  # an event that was never recorded: the wait ends at once
         block, back = self._device.allocate(size), self._device.staging(size)
-        for value in (1, 2, 3):  # the same event again and again
+        for value in (1, 2, 3):  # one event, recorded several times
             given = self._device.staging(size)
             given[...] = value
             queue.send(block.address, host_address(given), size)
@@ -48,7 +48,7 @@ class WorkChecks(Checks):
         return None
 
     def replayed(self) -> Figures:
-        """A record does nothing when it is made, and reads page-locked memory when it is replayed."""
+        """Check that a record does nothing when it is made, and reads page-locked memory when it is replayed."""
         queue, device, size = self._device.queue(), self._device, 4096
         given, back = device.staging(size), device.staging(size)
         first, second = device.allocate(size), device.allocate(size)
@@ -71,7 +71,7 @@ class WorkChecks(Checks):
         return {"replay µs": micro}
 
     def failed_records(self) -> Figures:
-        """Whatever goes wrong inside comes out, the queue records no longer, and records again."""
+        """Check that an error inside a record is raised, and that the queue leaves the record and can record again."""
         queue, size = self._device.queue(), 256
         block, given, back = self._device.allocate(size), self._device.staging(size), self._device.staging(size)
 
@@ -107,7 +107,7 @@ class WorkChecks(Checks):
         return {"said of a wait": said}
 
     def threads(self) -> Figures:
-        """Queues, copies and records of several threads at once, each with bytes of its own."""
+        """Check queues, copies and records of several threads at once, each with data of its own."""
         wrong: list[str] = []
 
         def run(number: int) -> None:
@@ -130,7 +130,7 @@ class WorkChecks(Checks):
                             wrong.append(f"thread {number}, turn {turn}: other bytes")
                         if turn % 7 == 0:
                             block = device.allocate(size)
-            except Exception as error:  # told to the thread that waits
+            except Exception as error:  # raised again in the thread that waits
                 wrong.append(f"thread {number}: {error!r}")
 
         running = [threading.Thread(target=run, args=(number,)) for number in range(THREADS)]
@@ -156,7 +156,7 @@ class WorkChecks(Checks):
             except ZeroDivisionError:
                 seen.append((before, self._current()))
 
-        run()  # within the device's context, which these checks are in
+        run()  # these checks run inside the device's context
         thread = threading.Thread(target=run)
         thread.start()
         thread.join()
@@ -166,7 +166,7 @@ class WorkChecks(Checks):
         return None
 
     def host_time(self) -> Figures:
-        """Send, launch of a record, fetch, event: the driver's share of a step of a small model."""
+        """Time a copy, the launch of a record, a fetch and an event: the driver's share of a small model's step."""
         queue, device, event = self._device.queue(), self._device, self._device.event()
         given, back, block = device.staging(4096), device.staging(4096), device.allocate(4096)
 
@@ -187,7 +187,7 @@ class WorkChecks(Checks):
         return found
 
     def forked(self) -> Figures:
-        """A child is told by name, and what the parent has is left alone."""
+        """Check that a forked child gets an error that names the fork, and that the parent's objects still work."""
         child = os.fork()
         if child == 0:
             code = 1

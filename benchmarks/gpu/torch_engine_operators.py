@@ -25,7 +25,7 @@ TYPES = {
     10: torch.float16,
     16: torch.bfloat16,
 }
-"""ONNX's numbers of types."""
+"""PyTorch's dtypes by ONNX's numbers of types."""
 
 STATIC: dict[str, tuple[int, ...]] = {
     "Reshape": (1,),
@@ -38,7 +38,7 @@ STATIC: dict[str, tuple[int, ...]] = {
     "TopK": (1,),
     **dict.fromkeys(("ReduceSum", "ReduceMean", "ReduceMax", "ReduceLogSumExp"), (1,)),
 }
-"""Inputs that say how, not what: they are read on the host."""
+"""Inputs, by operator, that are read on the host when a program is opened: shapes, axes and sizes."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def _unary(function: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
 
 
 def _every(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
-    """An operator of any number of tensors."""
+    """Return an operator that takes any number of tensors."""
 
     def run(_: Node, first: Tensor, *others: Tensor) -> Tensor:
         for other in others:
@@ -113,13 +113,13 @@ def _gather_elements(node: Node, given: Tensor, index: Tensor) -> Tensor:
 
 
 def _within(index: Tensor, size: int) -> Tensor:
-    """Places from the start of an axis; ONNX counts negative ones from its end."""
+    """Return places counted from the start of an axis; ONNX counts negative ones from its end."""
     index = index.long()
     return torch.where(index < 0, index + size, index)
 
 
 def _scatter(node: Node, held: Tensor, rows: Tensor, starts: Tensor | None = None) -> Tensor:
-    """Rows of an axis are replaced, in each sequence from a start of its own on."""
+    """Replace rows of an axis, in each sequence from a start of its own on."""
     if node.attributes.get("mode", b"linear") != b"linear":
         raise node.refuse("a mode other than linear")
     axis = int(node.attributes.get("axis", -2)) % held.dim()
@@ -134,7 +134,7 @@ def _scatter(node: Node, held: Tensor, rows: Tensor, starts: Tensor | None = Non
 
 
 def _product(first: Tensor, second: Tensor) -> Tensor:
-    """Half precision is added up in float32 and rounded once; a GPU does so, and a CPU may not."""
+    """Multiply matrices. Half precision is summed in float32 and rounded once, as on a GPU; a CPU may do otherwise."""
     if first.device.type == "cpu" and first.dtype in (torch.float16, torch.bfloat16):
         return (first.float() @ second.float()).to(first.dtype)
     return first @ second
@@ -222,7 +222,9 @@ def _cumulative(node: Node, given: Tensor, _: Tensor) -> Tensor:
 
 
 def _best(node: Node, given: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the largest or smallest values; of equal ones the first, as ONNX wants: torch's topk promises nothing."""
+    """Return the largest or smallest values; of equal ones the first, as ONNX demands and torch's topk does not
+    promise.
+    """
     axis, count = int(node.attributes.get("axis", -1)), node.static[1][0]
     values, places = given.sort(dim=axis, descending=bool(node.attributes.get("largest", 1)), stable=True)
     return values.narrow(axis, 0, count), places.narrow(axis, 0, count)
@@ -284,4 +286,4 @@ OPERATORS: dict[str, Callable[..., Tensor | Sequence[Tensor]]] = {
     "Unsqueeze": _unsqueeze,
     "Where": lambda _, which, yes, no: torch.where(which, yes, no),
 }
-"""Everything that is interpreted."""
+"""All operators that are interpreted."""

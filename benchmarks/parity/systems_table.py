@@ -29,7 +29,7 @@ def main(names: list[str]) -> None:
 
 
 def line(name: str) -> tuple[str, ...]:
-    """Return the page's line of a system, in the order of `HEADER`."""
+    """Return the page's line for a system, in the order of `HEADER`."""
     system, found = SYSTEMS[name], ("–", "–")
     if system.source:
         with tempfile.TemporaryDirectory() as folder:

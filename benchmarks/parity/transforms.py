@@ -22,7 +22,7 @@ ROWS = 64
 
 
 def main(sizes: list[int]) -> None:
-    """Print a line for each number of samples: relative to the largest number, against NumPy in float64."""
+    """Print a line for each number of samples: the error relative to the largest number, against NumPy in float64."""
     print("| samples | matrix, MB | rfft, irfft | ONNX Runtime's DFT | torch | ms a frame | ONNX Runtime's DFT |")
     print("|---|---|---|---|---|---|---|")
     for samples in sizes:
@@ -43,7 +43,7 @@ def main(sizes: list[int]) -> None:
 
 
 def _graphs(samples: int, inverse: bool, rows: int) -> list[bytes]:
-    """The transform as a product, and as ONNX Runtime's DFT."""
+    """Return two graphs of the transform: a product, and ONNX Runtime's DFT."""
     steps = samples // 2 + 1
     shapes = [(rows, steps, 2), (rows, samples, 1)] if inverse else [(rows, samples, 1), (rows, steps, 2)]
     node = helper.make_node("DFT", ["x", "n"], ["y"], axis=1, onesided=1, inverse=int(inverse))

@@ -1,4 +1,4 @@
-"""Splits the time of a step in ONNX Runtime by operator: its own profile of every session that a way opens."""
+"""Splits a step's time in ONNX Runtime by operator, from the profile of every session that a way opens."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class OperatorTimes(Struct, frozen=True, kw_only=True):
 
 
 def operator_times(open_way: Callable[[], Competitor], call: Callable[[Competitor], Work], calls: int) -> OperatorTimes:
-    """Measure a way's call by operator; the way is opened anew, because the profiler has to be asked for then."""
+    """Measure a way's call by operator; the way is opened again, because profiling must be requested at that time."""
     whole, engine = _shares(open_way, call, calls)
     with tempfile.TemporaryDirectory() as folder:
         with _opening(Path(folder)) as sessions:
@@ -64,7 +64,7 @@ def operator_times(open_way: Callable[[], Competitor], call: Callable[[Competito
 
 
 def _shares(open_way: Callable[[], Competitor], call: Callable[[Competitor], Work], calls: int) -> tuple[float, float]:
-    """The medians of a call and of the engine's calls in it, in µs."""
+    """Return the medians of a call and of the engine's calls in it, in µs."""
     spent: list[float] = []
 
     def timed(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -97,7 +97,7 @@ def _called(work: Work, calls: int) -> None:
 
 @contextmanager
 def _opening(profiles: Path | None) -> Iterator[list[Any]]:
-    """The sessions that are opened while this lasts; with a folder each writes a profile there."""
+    """Collect the sessions that are opened inside the block; with a folder, each writes a profile there."""
     sessions: list[Any] = []
     options, session = onnxruntime.SessionOptions, onnxruntime.InferenceSession
 

@@ -63,12 +63,12 @@ class Row(Struct, frozen=True, kw_only=True):
     profiles: dict[str, OperatorTimes] = {}
 
     def against(self, names: tuple[str, ...]) -> float | None:
-        """The bundle's time over that of the fastest of these ways."""
+        """Return the bundle's time divided by that of the fastest of these ways."""
         return ratio(self.ways[OURS], [self.ways[name] for name in names if name in self.ways])
 
 
 def bundle_of(name: str, step: Step, folder: Path) -> Path:
-    """The step's bundle in a folder, exported where it is not there yet; it is compared with the module later."""
+    """Return the step's bundle in a folder; export it if it is missing. It is compared with the module later."""
     path = folder / f"{name}.txl"
     if not path.exists():
         log(f"export {name}")
@@ -81,7 +81,10 @@ def bundle_of(name: str, step: Step, folder: Path) -> Path:
 
 
 def measure(name: str, step: Step, bundle: Path, folder: Path, threads: int, options: argparse.Namespace) -> Row:
-    """Compare all ways of one step with the bundle, and let those that agree take turns, on `threads` threads."""
+    """Compare all ways of one step with the bundle, and let those that agree take turns, on `threads` threads.
+
+    For example, on 2 threads.
+    """
     works = Works(_opened(bundle, threads))
     (task,) = works.tasks
     others: dict[str, Competitor] = {}
@@ -93,7 +96,7 @@ def measure(name: str, step: Step, bundle: Path, folder: Path, threads: int, opt
             with contextlib.redirect_stderr(io.StringIO()):
                 other = make()
                 agree(works.ours, other, works.model)
-        except Exception as error:  # an exporter and a compiler raise what they like, and the others are still timed
+        except Exception as error:  # exporters and compilers raise any error; the other ways are still timed
             left_out[way] = f"{type(error).__name__}: {one_line(error)}"
             log(f"  left out: {left_out[way][:300]}")
         else:
@@ -119,7 +122,7 @@ def _opened(bundle: Path, threads: int) -> Model:
 
 
 def tables(rows: list[Row]) -> list[Table]:
-    """Processor time with the ratios, and wall time."""
+    """Return a table of processor time with the ratios, and one of wall time."""
     ways = [OURS, *(name for name in NAMES if any(name in row.ways for row in rows))]
     cpu = Table(
         ("step", "threads", *ways, "bundle / best ONNX by hand", "bundle / best torch"),
@@ -142,7 +145,7 @@ def tables(rows: list[Row]) -> list[Table]:
 
 
 def _profile(row: Row) -> Table:
-    """Operators of the bundle's graph beside those of the other file's."""
+    """Return operators of the bundle's graph beside those of the second file."""
     (ours, theirs), other = row.profiles.values(), [*row.profiles][1]
     title = f"{row.step}, {row.threads} threads: bundle / {other} = {row.against((other,)):.2f} by processor time"
     table = Table(("µs", "bundle, nodes", "bundle", f"{other}, nodes", other, "difference"), title=title)

@@ -33,11 +33,13 @@ from txl_runtime import load
 
 LENGTH, SEGMENTS = 64, 4
 Parallel = Callable[[Any, Tensor], Tensor]
-"""The outputs of [B, L, width], from fresh states."""
+"""A function that returns the outputs for x [B, L, width], from fresh states."""
 
 
 def retnet(module: Any, x: Tensor) -> Tensor:
-    """Retention in its parallel form: attention whose scores fade with the distance."""
+    """Run retention in its parallel form: attention whose scores fade with the distance. x [1, 64, 128] →
+    [1, 64, 128].
+    """
     batch, length, width = x.shape
     apart = torch.arange(length)[:, None] - torch.arange(length)
     fades = (module.fade ** apart.clamp(min=0)).tril()
@@ -54,7 +56,7 @@ def retnet(module: Any, x: Tensor) -> Tensor:
 
 
 def deltanet(module: Any, x: Tensor) -> Tensor:
-    """The gated delta rule by transformers' form in chunks."""
+    """Run the gated delta rule in chunks, as transformers does: x [1, 64, 128] → [1, 64, 128]."""
     rule = import_module("transformers.models.qwen3_next.modeling_qwen3_next").torch_chunk_gated_delta_rule
     batch, length, width = x.shape
     for layer in module.layers:
@@ -73,7 +75,9 @@ def deltanet(module: Any, x: Tensor) -> Tensor:
 
 
 def rwkv(module: Any, x: Tensor) -> Tensor:
-    """RWKV by transformers' loop over positions for the average, everything else at once."""
+    """Run RWKV as transformers does: a loop over positions for the average, everything else at once, e.g. x
+    [1, 64, 128].
+    """
     average = import_module("transformers.models.rwkv.modeling_rwkv").rwkv_linear_attention_cpu
     for layer in module.layers:
         now = layer.norms[0](x)
@@ -96,12 +100,12 @@ def rwkv(module: Any, x: Tensor) -> Tensor:
 
 
 def mamba(module: Any, x: Tensor) -> Tensor:
-    """Mambapy's own forward: a parallel scan."""
+    """Run mambapy's own forward, a parallel scan: x [1, 64, 128] → [1, 64, 128]."""
     return module(x)  # type: ignore[no-any-return]
 
 
 def models(width: int, heads: int) -> dict[str, tuple[Callable[[], Step], Parallel]]:
-    """Steps and parallel forms by name."""
+    """Return steps and their parallel forms by name."""
     return {
         "retnet": (partial(mixers.retnet, width, heads), retnet),
         "rwkv": (partial(mixers.rwkv, width), rwkv),
@@ -111,7 +115,10 @@ def models(width: int, heads: int) -> dict[str, tuple[Callable[[], Step], Parall
 
 
 def exact(step: Step, x: NDArray[Any]) -> NDArray[Any]:
-    """Outputs of the module in float64, position by position; float32 where the module does not run in float64."""
+    """Return the module's outputs in float64, position by position; in float32 if it does not run in float64.
+
+    For example, x [1, 64, 128] → [1, 64, 128].
+    """
     from txl_export.families.own_module.module_call import Eager, in_float64
     from txl_export.families.own_module.sizes import fresh_states
 
@@ -127,19 +134,19 @@ def exact(step: Step, x: NDArray[Any]) -> NDArray[Any]:
 
 
 def apart(found: NDArray[Any], wanted: NDArray[Any]) -> float:
-    """The largest difference as a share of the largest value."""
+    """Return the largest difference divided by the largest value, e.g. 0.1 for [1.1, 2.0] and [1.0, 1.0 + 1.0]."""
     return float(np.abs(found - wanted).max() / np.abs(wanted).max())
 
 
 def timed(work: Callable[[], Any]) -> float:
-    """Seconds of this thread."""
+    """Return this thread's processor seconds of a call."""
     start = time.thread_time()
     work()
     return time.thread_time() - start
 
 
 def compare(name: str, step: Step, parallel: Parallel, rounds: int) -> str:
-    """A line of the table."""
+    """Compare one model's ways, and return a line of the table."""
     spec: Any = step.source
     with tempfile.TemporaryDirectory() as folder:
         bundle = Path(folder) / "bundle.txl"

@@ -68,7 +68,7 @@ LOADS: dict[str, dict[str, Any]] = {
     "": {},
     " (small pages)": {"huge_pages": False},
 }
-"""Further arguments of `load`, by the end of the bundle's name; left out where `load` has no such parameter."""
+"""Further arguments of `load`, by the suffix of the bundle's name; left out if `load` lacks the parameter."""
 RIVALS = "torch-kv,torch-bf16,torch-compile,onnx-kv,openvino"
 MODELS: dict[str, dict[str, Any]] = {
     "12x512": shape(12, 512, 8, 64, 2048, 204),
@@ -85,11 +85,11 @@ EXPORT = """import json, pathlib, sys
 from benchmarks.shared.models import random_bundle
 random_bundle(pathlib.Path(sys.argv[1]), **json.loads(sys.argv[2]))"""
 RATE = 50e9
-"""Operations of one thread in a second, for nothing but the estimate of a cell's time."""
+"""Operations per second of one thread; used only to estimate the time of a cell."""
 
 
 class Cell(Struct, frozen=True):
-    """A cell of the table: all in it is measured together."""
+    """A cell of the table; everything in it is measured together."""
 
     model: str
     memory: int
@@ -98,11 +98,11 @@ class Cell(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The begin of its files' names; they are the same for any number of threads."""
+        """Return the start of its files' names; it is the same for any number of threads."""
         return f"{self.model}-m{self.memory}-b{self.batch}"
 
     def seconds(self, ways: int, rounds: int, turn: float) -> float:
-        """Estimate how long it takes beside exports and compilers: segments of 64 that are compared, and turns."""
+        """Estimate the seconds besides exports and compilers: segments of 64 that are compared, and turns."""
         size = MODELS[self.model]
         inside, words = size["n_head"] * size["d_head"], size["d_model"] * size["vocab_size"]
         layer = (4 * inside + 2 * size["d_inner"]) * size["d_model"] + 3 * (self.memory + 64) * inside
@@ -128,7 +128,7 @@ class Found(Struct, frozen=True, kw_only=True):
 
 
 class Native(BundleCompetitor):
-    """A copy of a bundle with its compiled step, which is built where it is not there yet."""
+    """A copy of a bundle with its compiled step, which is built if it is missing."""
 
     def __init__(self, name: str, path: Path, cache: Cache, threads: int, bf16: bool = False) -> None:
         copy = path.with_name(f"{path.stem}-native-{'bf16-' if bf16 else ''}{cache}.txl")
@@ -151,7 +151,9 @@ class Native(BundleCompetitor):
 
 
 class Before(BundleCompetitor):
-    """A bundle of another checkout, opened by this one to be compared; `slices` are of the other's process."""
+    """An old checkout's bundle, which this checkout opens for comparison; `slices` run in the old checkout's
+    process.
+    """
 
     def __init__(self, name: str, path: Path, source: Path, threads: int) -> None:
         super().__init__(name, txl_runtime.load(path, threads=threads))
@@ -164,7 +166,7 @@ class Before(BundleCompetitor):
         script = ROOT / "benchmarks" / "compare" / "old_against_new.py"
         child = ("--child", str(self._path), "--threads", str(self._threads))
         with asked([sys.executable, str(script), str(self._source), *child], self._source, "of --before") as ask:
-            ask({"work": "load"})  # it is ready when it answers
+            ask({"work": "load"})  # the answer says that the process is ready
 
             def run(work: str, seconds: float) -> tuple[float, list[float]]:
                 answer = ask({"work": work, "seconds": seconds})
@@ -174,7 +176,7 @@ class Before(BundleCompetitor):
 
 
 def bundle_of(cell: Cell, precision: str, source: Path, folder: Path) -> Path:
-    """The cell's bundle in a folder, exported by a checkout where it is not there yet.
+    """Return the cell's bundle in a folder; let a checkout export it if it is missing.
 
     Raises:
         UsageError: the checkout did not export it.
@@ -202,7 +204,7 @@ def bundle_of(cell: Cell, precision: str, source: Path, folder: Path) -> Path:
 def bundles(
     cell: Cell, precisions: Sequence[str], before: Path | None, work: Path, caches: Sequence[Cache] = ()
 ) -> dict[str, Maker]:
-    """Makers of the bundles of both checkouts, and of the compiled steps of this one's."""
+    """Return makers of both checkouts' bundles, and of this checkout's compiled steps."""
     takes = inspect.signature(txl_runtime.load).parameters
 
     def ours(name: str, precision: str, how: dict[str, Any]) -> Competitor:
@@ -235,7 +237,7 @@ def bundles(
 
 
 def measure(cell: Cell, arguments: argparse.Namespace, work: Path) -> Found:
-    """Compare all ways of a cell with the fp32 bundle, and let those that agree take turns.
+    """Compare all ways of a cell with the fp32 bundle, and time those that agree in turns.
 
     Raises:
         TxlError: the fp32 bundle cannot be exported or opened.
@@ -250,13 +252,13 @@ def measure(cell: Cell, arguments: argparse.Namespace, work: Path) -> Found:
         try:
             other = make()
             found = agree(works.ours, other, works.model)
-        except Exception as error:  # an exporter and a compiler raise what they like, and the others are still timed
+        except Exception as error:  # exporters and compilers raise any error; the other ways are still timed
             said[name] = LEFT_OUT, f"{type(error).__name__}: {one_line(error)}"[:300]
             log(f"    left out: {said[name][1]}")
         else:
             ways[name], reached = other, found.kl if found.measure == "kl" else found.max_abs
             said[name] = other.description, f"{found.measure} {reached:.1e}, at most {found.limit:g}"
-    fill(works.ours, works.model)  # what failed may have left it half full
+    fill(works.ours, works.model)  # the failed way may have left the memory half full
     tasks = [] if arguments.prepare else [task for task in works.tasks if task.kind != "score"]
     bandwidth, timed = HostBandwidth(cell.threads), dict[str, dict[str, Timed]]()
     with ExitStack() as stack:
@@ -278,7 +280,7 @@ def measure(cell: Cell, arguments: argparse.Namespace, work: Path) -> Found:
 
 
 def tables(found: list[Found]) -> list[Table]:
-    """The steps, and what each way is or why it is missing."""
+    """Return a table of the steps, and a table of the ways: what each is, or why it is missing."""
     cells = ("model", "M", "B", "threads")
     steps = Table((*cells, "work", "way", "CPU ms", "of fp32", "wall ms", "MB", "floor ms", "of the floor"))
     ways = Table((*cells, "way", "what runs", "from the fp32 bundle"))
@@ -327,7 +329,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def cells_of(arguments: argparse.Namespace) -> list[Cell]:
-    """The cells that the options choose."""
+    """Return the cells that the options choose."""
     chosen = SHORT
     if arguments.model or arguments.memory or arguments.batch:
         models = arguments.model or [name for name in MODELS if name != "tiny"]

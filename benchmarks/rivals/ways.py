@@ -40,10 +40,10 @@ __all__ = ["BY_HAND", "NAMES", "TORCH_WAYS", "HandDriven", "makers"]
 EXPORTED = {"onnx": True, "onnx-tracer": False}
 """True for the newer of PyTorch's exporters, False for the older."""
 BY_HAND = (*EXPORTED, "published")
-"""Ways in ONNX Runtime, driven by hand."""
+"""Ways that run ONNX Runtime by hand."""
 NAMES = (*TORCH_WAYS, *BY_HAND)
 AFTER = "_out"
-"""Follows a state's name where it is a result."""
+"""Suffix of a state's name if it is a result."""
 NUMPY = {
     "tensor(float)": np.float32,
     "tensor(int32)": np.int32,
@@ -101,7 +101,7 @@ class HandDriven(Competitor):
 
 
 class _Positional(nn.Module):
-    """A step as one function of tensors in order, as an exporter wants it."""
+    """A step as one function of tensors in order, as exporters need it."""
 
     def __init__(self, spec: StepSpec) -> None:
         super().__init__()
@@ -172,7 +172,7 @@ def _export(spec: StepSpec, step: Step, path: Path, dynamo: bool) -> None:
     examples += [torch.from_numpy(array) for array in _first_states(step).values()]
     module = spec.module if spec.step is None else _Positional(spec).eval()
     path.parent.mkdir(parents=True, exist_ok=True)
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # that torchvision is absent
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # silences a warning that torchvision is absent
     with warnings.catch_warnings(), torch.no_grad(), _silence():
         warnings.simplefilter("ignore")
         torch.onnx.export(
@@ -187,7 +187,7 @@ def _export(spec: StepSpec, step: Step, path: Path, dynamo: bool) -> None:
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """The tracer prints whole graphs to the process's standard output, past Python."""
+    """Silence the tracer, which prints whole graphs to standard output, past Python."""
     with Path(os.devnull).open("w") as nothing:
         sys.stdout.flush()
         kept = os.dup(1)
@@ -214,6 +214,6 @@ def _first_states(step: Step) -> dict[str, Array]:
 
 
 def _paired(model: Model) -> dict[str, str]:
-    """By state, the result that is fed back to it, where the bundle was made of a file."""
+    """Return for each state the result that is fed back to it, if the bundle was made from a file."""
     pairs = (model.manifest.family or {}).get("states")
     return {str(state): str(told) for state, told in pairs.items()} if isinstance(pairs, dict) else {}

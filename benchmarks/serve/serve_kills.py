@@ -33,17 +33,17 @@ PART, EVERY = 150, 0.1
 LIMIT = 1e-4
 INDEX = "sessions.json"
 CALM = ("request", "draining", "checkpoint", "stopped")
-"""The kinds of lines that the server may log."""
+"""Kinds of lines that the server may log."""
 
 
 class Reader:
-    """One session's client: reads its text part by part, and compares what it is told.
+    """The client of one session: it reads its text part by part, and compares each answer.
 
     Attributes:
         seen: tokens that the server has read.
-        problems: what was wrong.
-        compared: log-probabilities that were compared.
-        largest: difference among them.
+        problems: errors in words.
+        compared: number of log-probabilities that were compared.
+        largest: largest difference among them.
     """
 
     def __init__(self, number: int, tokens: int) -> None:
@@ -54,7 +54,7 @@ class Reader:
         self.stop = False
 
     def read(self, server: Server) -> bool:
-        """The next part; False where the text is at its end."""
+        """Read the next part; return False at the end of the text."""
         end = min(len(self.ids), (self.seen // PART + 1) * PART)
         if self.seen >= len(self.ids):
             return False
@@ -90,7 +90,7 @@ class Reader:
 
 
 def main() -> None:
-    """Kill and restart; exit code 1 where anything was wrong."""
+    """Kill and restart the server; return exit code 1 if anything was wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--kills", type=int, default=50)
@@ -171,7 +171,7 @@ def kills(bundle: Path, folder: Path, count: int, sessions: int, tokens: int, se
 
 
 def _together(readers: list[Reader], server: Server, seconds: float | None) -> None:
-    """Let all read, for a time or to the end; after that time the server is killed while they do."""
+    """Let all clients read, for a time or to the end; with a time, the server is killed while they read."""
     threads = [threading.Thread(target=reader.until_killed, args=(server,)) for reader in readers]
     for thread in threads:
         thread.start()
@@ -187,7 +187,7 @@ def _problems(readers: list[Reader]) -> list[str]:
 
 
 def _leftovers(kept: Path) -> list[str]:
-    """Files of the folder that should not be there, and those that should."""
+    """Return the folder's files that should not be there, and those that should."""
     index = kept / INDEX
     named = {entry["file"] for entry in json.loads(index.read_bytes())["sessions"]} if index.exists() else set()
     there = {path.name for path in kept.iterdir() if path.suffix != ".lock" and path.name != INDEX}

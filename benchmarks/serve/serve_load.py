@@ -33,11 +33,11 @@ CLIENT = Path(__file__).with_name("serve_client.py")
 TIMED = ("plain", "session", "stream")
 MIB = 1 << 20
 LOOK = 2.0
-"""Seconds between two looks at the memory."""
+"""Seconds between two measurements of the memory."""
 
 
 def main() -> None:
-    """Load a server; exit code 1 where anything went wrong."""
+    """Put load on a server; return exit code 1 if anything was wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--clients", type=int, default=64)
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def _note(out: Path | None, found: dict[str, Any]) -> None:
-    """Write the figures known so far, for whoever looks before the end."""
+    """Write the figures known so far, for readers who do not wait for the end."""
     if out:
         out.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
 
@@ -165,7 +165,7 @@ def _client(
 
 
 def _memory(server: Server, seconds: float) -> dict[str, float]:
-    """Return the server's memory now, in MiB, and the share of sessions at rest, as if their memory was full."""
+    """Return the server's memory in MiB, and the part for resting sessions, computed as if their memory were full."""
     resting = [entry["nbytes"] for entry in server.ask("GET", "/v1/sessions")[1]["data"] if entry["place"] == "host"]
     found = {"seconds": seconds, "resident": server.resident() / MIB, "at rest": sum(resting) / MIB}
     return {name: round(value, 1) for name, value in found.items()} | {"sessions at rest": len(resting)}
@@ -176,7 +176,7 @@ def _ms(values: list[float], share: float) -> float:
 
 
 def streams(bundle: Path, folder: Path, tokens: int) -> list[dict[str, Any]]:
-    """Texts at once: tokens per second of all of them, and the server's processor time per token."""
+    """Run texts at the same time; return tokens per second of all, and the server's processor time per token."""
     server = Server(bundle, folder / "streams.log")
     found = []
     for count in (1, 4, 16):

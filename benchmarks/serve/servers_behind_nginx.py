@@ -29,7 +29,7 @@ from sessions_cost import ANSWER, TURNS, prompts_of
 
 
 class Way(NamedTuple):
-    """One way to serve: its name, how many servers, threads of each one's engine, and whether nginx is in front."""
+    """One way to serve: its name, number of servers, threads of each engine, and True with nginx in front."""
 
     name: str
     servers: int
@@ -46,14 +46,14 @@ WAYS = (
 
 
 class Measured(NamedTuple):
-    """Tokens per second by the clock, and processor seconds of the servers."""
+    """Tokens per second of wall time, and processor seconds of the servers."""
 
     rate: float
     processor: float
 
 
 def measured(bundle: Path, way: Way, sessions: int) -> Measured:
-    """Serve all turns of all sessions one way."""
+    """Serve all turns of all sessions in one way."""
     prompts = prompts_of(sessions)
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder, options = Path(name), ("--threads", way.threads)
@@ -96,7 +96,7 @@ def measured(bundle: Path, way: Way, sessions: int) -> Measured:
 
 
 def main() -> None:
-    """Run every way in turns, and print a line of the table for each."""
+    """Run all ways in turns, and print a line of the table for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--sessions", type=int, default=32)

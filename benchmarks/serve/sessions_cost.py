@@ -35,19 +35,21 @@ HERE = Path(__file__).resolve().parents[2]
 PROMPTS, ANSWER, TURNS = (64, 16), 32, 4
 """Tokens of the first prompt and of later ones; of an answer, in the mean; turns of a session."""
 BYTES = 256
-"""Tokens of the vocabulary."""
+"""Number of tokens in the vocabulary."""
 WAYS = ("sessions", "varied", "over HTTP")
 
 
 def prompts_of(sessions: int) -> list[list[np.ndarray]]:
-    """By session and turn."""
+    """Return prompts by session and turn, e.g. arrays [64], [16], [16], [16] for a session of 4 turns."""
     draws = np.random.default_rng(0)
     lengths = [PROMPTS[min(turn, 1)] for turn in range(TURNS)]
     return [[draws.integers(0, BYTES, length) for length in lengths] for _ in range(sessions)]
 
 
 def answers_of(sessions: int, varied: bool) -> np.ndarray:
-    """Tokens of each answer, [sessions, TURNS]; their sum is the same either way."""
+    """Return the number of tokens of each answer, [sessions, TURNS], e.g. [[32, 32, 32, 32]]; `varied` keeps their
+    sum.
+    """
     if not varied:
         return np.full((sessions, TURNS), ANSWER)
     half = np.random.default_rng(1).integers(-ANSWER * 3 // 4, ANSWER * 3 // 4 + 1, (sessions, TURNS // 2))
@@ -55,7 +57,7 @@ def answers_of(sessions: int, varied: bool) -> np.ndarray:
 
 
 def by_hand(model: Any, sessions: int) -> dict[str, Any]:
-    """The turns on a stream, as many sessions at once as it has rows."""
+    """Run the turns on a stream, with as many sessions at once as it has rows."""
     prompts, rows = prompts_of(sessions), model.batch_size
     states: dict[int, Any] = {}
     pending: dict[int, list[int]] = {}
@@ -78,7 +80,7 @@ def by_hand(model: Any, sessions: int) -> dict[str, Any]:
 
 
 def by_sessions(model: Any, sessions: int, varied: bool) -> dict[str, Any]:
-    """The turns as requests of `Sessions`; a session asks again once it was answered."""
+    """Run the turns as requests of `Sessions`; a session sends its next one after each answer."""
     from txl_runtime.sessions import Finished, Limits, Request, Sampling, Sessions, Token
 
     prompts, answers = prompts_of(sessions), answers_of(sessions, varied)
@@ -114,13 +116,13 @@ def by_sessions(model: Any, sessions: int, varied: bool) -> dict[str, Any]:
 
 
 def _measured(wall: float, processor: float, tokens: int, firsts: list[float], gaps: list[float]) -> dict[str, Any]:
-    """Return the figures of work that began at these times of both clocks and ends now."""
+    """Return figures of work that began at these times of both clocks, and that ends now."""
     took, cost = time.perf_counter() - wall, time.process_time() - processor
     return {"tokens": tokens, "wall": took, "processor": cost, "firsts": firsts, "gaps": gaps}
 
 
 def over_http(bundle: Path, sessions: int) -> dict[str, Any]:
-    """The turns as streamed requests to a server, from a thread for each session."""
+    """Send the turns as streamed requests to a server, from one thread per session."""
     with tempfile.TemporaryDirectory() as folder:
         server = Server(bundle, Path(folder) / "log", "--max-sessions", sessions)
         prompts, firsts, gaps = prompts_of(sessions), list[float](), list[float]()
@@ -153,7 +155,7 @@ def over_http(bundle: Path, sessions: int) -> dict[str, Any]:
 
 
 def run_one(options: argparse.Namespace) -> None:
-    """One way, in this process; a line of JSON."""
+    """Run one way in this process, and print a line of JSON."""
     import txl_runtime
 
     way, sessions = options.way, options.sessions[0]
@@ -166,7 +168,7 @@ def run_one(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Run every way in turns, and print a line of the table for each."""
+    """Run all ways in turns, and print a line of the table for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--sessions", nargs="+", type=int, default=[100, 16])

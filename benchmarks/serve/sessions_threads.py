@@ -23,7 +23,7 @@ TOKENS, PROMPT = 200, 1024
 
 
 def cost(model: txl_runtime.Model, requests: Sequence[Request], tokens: int) -> tuple[float, float]:
-    """Seconds and seconds of processor time per token, where every session has one of the requests."""
+    """Return seconds and processor seconds per token, if every session sends one of the requests."""
     with Sessions(model, rows=len(requests)) as sessions:
         for request in requests:
             sessions.submit(request)

@@ -29,7 +29,7 @@ from txl_deploy.triton.repository import package_python  # noqa: E402
 
 
 def steps(server: Server, model: str, count: int, seconds: float) -> float:
-    """Requests per second of `count` sequences, each by a client of its own that waits for its answers."""
+    """Return requests per second of `count` sequences, each with a client that waits for its answers."""
     done = [0] * count
     begin, ends = threading.Barrier(count + 1), [0.0]
 
@@ -54,7 +54,7 @@ def steps(server: Server, model: str, count: int, seconds: float) -> float:
 
 
 def tokens(server: Server, model: str, count: int, seconds: float) -> float:
-    """Tokens per second of `count` requests that generate at the same time, after prompts of 128 tokens."""
+    """Return tokens per second of `count` requests that generate at the same time, after prompts of 128 tokens."""
     found: Queue[Any] = Queue()
     with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.grpc}") as client:
         client.start_stream(lambda result, error: found.put((result, error)))

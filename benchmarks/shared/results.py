@@ -25,9 +25,10 @@ def parser(
     threads: str = "of every competitor (default 2)",
     several_threads: bool = False,
 ) -> argparse.ArgumentParser:
-    """Options of every benchmark; `quick` and `threads` say what these two do, where it is something else.
+    """Return a parser with the options of every benchmark; `quick` and `threads` are their help if it is not the usual
+    one.
 
-    With `several_threads` everything is measured with each number of threads that is given, 1 without any.
+    With `several_threads`, everything is measured with each given number of threads, with 1 by default.
     """
     summary = (description or "").strip().split("\n", maxsplit=1)[0]
     made = argparse.ArgumentParser(description=summary)
@@ -43,12 +44,12 @@ def parser(
 
 
 def finish(name: str, arguments: argparse.Namespace, tables: Sequence[Table], document: object) -> None:
-    """Print the tables as markdown; write them and everything measured where --out says."""
+    """Print the tables as markdown; write them and all measurements to the folder that --out names."""
     print(store(name, arguments, tables, document))
 
 
 def store(name: str, arguments: argparse.Namespace, tables: Sequence[Table], document: object) -> str:
-    """Write the tables as markdown, and everything measured, where --out says; return the former."""
+    """Write the tables as markdown and all measurements to the folder that --out names; return the markdown."""
     conditions = _conditions(arguments)
     text = "\n\n".join([*(table.markdown() for table in tables), conditions]) + "\n"
     if arguments.out is None:

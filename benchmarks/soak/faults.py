@@ -28,7 +28,8 @@ from benchmarks.shared.results import finish, parser
 from benchmarks.shared.tables import Table, log
 
 WRITES = ("--kinds", *"open write sync rename mkdir unlink rmdir mmap truncate chmod link".split())  # noqa: SIM905
-"""Calls that change something. A real export also reads and looks: every third of those calls is tried."""
+"""Options for the calls that change something. A real export also reads and looks: every third of those calls is tried.
+"""
 ERRORS = ("ENOSPC", "EIO", "EACCES", "EROFS", "EDQUOT")
 SIGNALS = ("kill", "kill after", "interrupt", "terminate")
 
@@ -64,7 +65,7 @@ RUNS: list[tuple[str, tuple[object, ...]]] = [
 
 
 def main() -> None:
-    """Run them one after another."""
+    """Run all parts, one after the other."""
     names = dict.fromkeys(name for name, _ in RUNS)
     options = parser(
         __doc__,

@@ -1,8 +1,9 @@
-"""A state that never forgets, over many steps: how far a bundle goes from its module in float64.
+"""Measures a state that never forgets over many steps: how far a bundle departs from its module in float64.
 
-What a Transformer-XL remembers is gone after some hundred tokens, and with it every rounding. This module keeps all of
-it: a rotation that neither grows nor fades, a plain sum, and a count. Rounding can only add up, in PyTorch's float32 as
-well, which is therefore run beside both.
+A Transformer-XL forgets everything, also rounding errors, after some hundred tokens. This module forgets nothing: it
+has
+a rotation that neither grows nor fades, a sum, and a count. Its rounding errors can only add up, in PyTorch's float32
+too, so the module also runs in float32.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from benchmarks.shared.tables import log
 
 FEATURES, PAIRS, BATCH, LOOKS = 8, 32, 2, 40
 RESET = 997
-"""Steps after which the second sequence begins anew."""
+"""Number of steps between resets of the second sequence."""
 
 
 class NeverForgets(nn.Module):
-    """Numbers in; three states that nothing ever leaves."""
+    """A step on numbers with three states that never fade."""
 
     def __init__(self) -> None:
         super().__init__()
         self.turn, self.shown = nn.Linear(FEATURES, PAIRS), nn.Linear(2 * PAIRS, FEATURES)
 
     def forward(self, numbers: Tensor, phase: Tensor, total: Tensor, count: Tensor) -> tuple[Tensor, ...]:
-        """From numbers [B, 8], phase [B, 32, 2], total [B, 8] and count [B] to what is shown and the three."""
+        """Run a step: numbers [B, 8], phase [B, 32, 2], total [B, 8] and count [B] → a result and the three states."""
         angle = self.turn(numbers)
         cosine, sine = angle.cos(), angle.sin()
         phase = torch.stack(
@@ -43,7 +44,7 @@ class NeverForgets(nn.Module):
 
 
 def spec() -> StepSpec:
-    """The step, with names and shapes."""
+    """Return the step with names and shapes."""
     torch.manual_seed(0)
     states = [
         StateSpec("phase", ("B", PAIRS, 2), initial=torch.tensor([1.0, 0.0]).expand(PAIRS, 2).clone()),
@@ -98,6 +99,6 @@ def _start(dtype: torch.dtype) -> list[Tensor]:
 
 
 def _errors(found: Sequence[Any], true: Sequence[Tensor]) -> list[float]:
-    """Largest error of what is shown, of the phase and of the total, relative to max(1, largest value)."""
+    """Return the largest errors of the result, the phase and the total, relative to max(1, largest value)."""
     pairs = [(np.asarray(some), tensor.numpy()) for some, tensor in zip(found, true, strict=True)]
     return [float(np.abs(some - tensor).max() / max(1.0, np.abs(tensor).max())) for some, tensor in pairs]

@@ -108,11 +108,11 @@ class _Halving:
                 continue
             name = output.name
             cast = ir.node("Cast", [output], attributes={"to": ir.DataType.FLOAT})
-            made = cast.outputs[0]
-            made.type, made.shape = ir.TensorType(ir.DataType.FLOAT), output.shape
-            ir.convenience.replace_all_uses_with(output, made, replace_graph_outputs=True)
+            result = cast.outputs[0]
+            result.type, result.shape = ir.TensorType(ir.DataType.FLOAT), output.shape
+            ir.convenience.replace_all_uses_with(output, result, replace_graph_outputs=True)
             cast.replace_input_with(0, output)
-            made.name, output.name = name, f"{name}.half"
+            result.name, output.name = name, f"{name}.half"
             output.type = ir.TensorType(self._kind)
             self._graph.insert_after(after, cast)
             after = cast
@@ -154,10 +154,10 @@ class _Halving:
                 node = ir.Node("", source.op_type, inputs, attributes, num_outputs=1)
             else:
                 node = ir.node("Cast", [value], attributes={"to": self._kind})
-            made = node.outputs[0]
-            made.name, made.type, made.shape = f"{value.name}.cast", ir.TensorType(self._kind), value.shape
+            result = node.outputs[0]
+            result.name, result.type, result.shape = f"{value.name}.cast", ir.TensorType(self._kind), value.shape
             self._graph.insert_before(before, node)
-            self._made[value] = made
+            self._made[value] = result
         return self._made[value]
 
     def _stored(self, value: ir.Value) -> ir.Value:
@@ -180,12 +180,12 @@ def _weights(node: ir.Node) -> Sequence[ir.Value]:
 
 def _origins(value: ir.Value) -> set[str]:
     """Return the names of the float32 constants from which a value is only moved; set() if it is computed otherwise."""
-    found: set[str] = set()
+    names: set[str] = set()
     for origin in _sources(value):
         if origin is None or origin.name is None or origin.const_value is None or origin.is_graph_input():
             return set()
-        found.add(origin.name)
-    return found
+        names.add(origin.name)
+    return names
 
 
 def _sources(value: ir.Value) -> Iterator[ir.Value | None]:

@@ -83,10 +83,10 @@ class _Opening:
         """Remove constants that no node reads; put those that replace another at its place in the order."""
         constants = self._graph.initializers
         places = {name: place for place, name in enumerate(constants)}
-        kept = [value for value in constants.values() if value.uses()]
-        kept.sort(key=lambda value: places[self._places.get(str(value.name), str(value.name))])
+        constants_in_use = [value for value in constants.values() if value.uses()]
+        constants_in_use.sort(key=lambda value: places[self._places.get(str(value.name), str(value.name))])
         constants.clear()
-        for value in kept:
+        for value in constants_in_use:
             self._graph.register_initializer(value)
 
     def _sizes(self, one: ir.Value, two: ir.Value) -> _Sizes:
@@ -162,8 +162,8 @@ class _Opening:
         """Return a constant `target` that replaces `value`; equal replacements are one constant."""
         key = (value.name, target.tobytes())
         if key not in self._made:
-            made = self._made[key] = initializer(self._graph, self._name(value), target)
-            self._places[str(made.name)] = str(value.name)
+            value_of_size = self._made[key] = initializer(self._graph, self._name(value), target)
+            self._places[str(value_of_size.name)] = str(value.name)
         return self._made[key]
 
     def _name(self, value: ir.Value) -> str:
@@ -179,12 +179,12 @@ class _Opening:
             for of_batch, group in groupby(zip(numbers.flat, times.flat, strict=True), lambda pair: int(pair[1])):
                 fixed = [int(number) for number, _ in group]
                 parts += [self._count(of_batch)] * len(fixed) if of_batch else [self._numbers(*fixed)]
-            made, whole, name = parts[0], ir.DataType.INT64, self._name(value)
+            result, whole, name = parts[0], ir.DataType.INT64, self._name(value)
             if len(parts) > 1:
-                made = self._add("Concat", parts, whole, [numbers.size], f"{name}.numbers", axis=0)
+                result = self._add("Concat", parts, whole, [numbers.size], f"{name}.numbers", axis=0)
             if numbers.ndim == 0:
-                made = self._add("Squeeze", [made, self._numbers(0)], whole, [], f"{name}.number")
-            self._made[key] = self._add("Cast", [made], value.dtype, [*numbers.shape], name, to=value.dtype)
+                result = self._add("Squeeze", [result, self._numbers(0)], whole, [], f"{name}.number")
+            self._made[key] = self._add("Cast", [result], value.dtype, [*numbers.shape], name, to=value.dtype)
         return self._made[key]
 
     def _count(self, times: int) -> ir.Value:
@@ -208,11 +208,11 @@ class _Opening:
     ) -> ir.Value:
         """Add a node that will stand before all existing nodes; return its result."""
         node = ir.node(op, inputs, attributes=attributes, name=f"{op}.{name}")
-        made = node.outputs[0]
-        made.name, made.shape = name, ir.Shape(sizes)
-        made.type = None if dtype is None else ir.TensorType(dtype)
+        result = node.outputs[0]
+        result.name, result.shape = name, ir.Shape(sizes)
+        result.type = None if dtype is None else ir.TensorType(dtype)
         self._front.append(node)
-        return made
+        return result
 
 
 def _target(node: ir.Node, first: _Sizes, numbers: NDArray[Any], times: NDArray[Any]) -> NDArray[Any] | None:

@@ -86,10 +86,10 @@ def multiply_quantised(graph: ir.Graph, parts: Mapping[str, Tensor], many: bool)
         else:
             nodes = [_by_blocks(graph, node.inputs[0], name, parts)]
         graph.opset_imports[MICROSOFT] = 1
-        found, made = node.outputs[0], nodes[-1].outputs[0]
-        made.name, made.type, made.shape = found.name, found.type, found.shape
-        found.name = f"{found.name}.float"
-        ir.convenience.replace_nodes_and_values(graph, node, [node], nodes, [found], [made])
+        original, result = node.outputs[0], nodes[-1].outputs[0]
+        result.name, result.type, result.shape = original.name, original.type, original.shape
+        original.name = f"{original.name}.float"
+        ir.convenience.replace_nodes_and_values(graph, node, [node], nodes, [original], [result])
         if not matrix.uses() and matrix.name in graph.initializers:
             del graph.initializers[matrix.name]
 

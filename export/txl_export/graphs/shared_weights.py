@@ -73,11 +73,11 @@ class SharedWeights:
             shared = graph.initializers[name]
             if turned:
                 node = ir.node("Transpose", [shared], attributes={"perm": [1, 0]})
-                made = node.outputs[0]
-                made.name, made.type, made.shape = value.name, value.type, value.shape
+                result = node.outputs[0]
+                result.name, result.type, result.shape = value.name, value.type, value.shape
                 value.name = f"{name}.before"
                 graph.insert_before(graph[0], node)
-                shared = made
+                shared = result
             ir.convenience.replace_all_uses_with(value, shared)
 
     def keep(self, names: Collection[str]) -> None:

@@ -253,15 +253,15 @@ def exact() -> Iterator[None]:
         yield
 
 
-def _is_close(found: float, wanted: float, **tolerances: float) -> bool:
-    return found == wanted if wanted in (0, 1) else math.isclose(found, wanted, **tolerances)
+def _is_close(value: float, wanted: float, **tolerances: float) -> bool:
+    return value == wanted if wanted in (0, 1) else math.isclose(value, wanted, **tolerances)
 
 
 def _table(build: Callable[..., Any], **options: Any) -> Any:
     """Return a copy of torch's table of operators, because a capture may add to it."""
-    made = copy.copy(_built(build, **options))
-    made.functions = {name: list(found) for name, found in made.functions.items()}
-    return made
+    table = copy.copy(_built(build, **options))
+    table.functions = {name: list(found) for name, found in table.functions.items()}
+    return table
 
 
 @functools.cache

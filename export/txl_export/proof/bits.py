@@ -57,8 +57,8 @@ def named(outputs: Arrays, states: Arrays) -> dict[str, Array]:
 
     For example, {"output logprobs": [2, 5, 256], "state h": [2, 32]}.
     """
-    found = {f"output {name}": values for name, values in outputs.items()}
-    return found | {f"state {name}": values for name, values in states.items()}
+    arrays = {f"output {name}": values for name, values in outputs.items()}
+    return arrays | {f"state {name}": values for name, values in states.items()}
 
 
 def rows_of(manifest: Manifest, results: Arrays, rows: Sequence[int] | NDArray[np.integer]) -> dict[str, Array]:

@@ -263,6 +263,6 @@ class ChainErrors:
 
         For example, {"logprobs": ("nats", [512, 7, 0])}: 512 values in the first decade, 7 in the second.
         """
-        found = {name: (one.tensor.unit, one.decades) for name, one in self.outputs.items() if not one.exact}
+        decades = {name: (one.tensor.unit, one.decades) for name, one in self.outputs.items() if not one.exact}
         states = [errors.decades for errors in self.states.values() if not errors.exact]
-        return found | ({STATES: ("relative", np.sum(states, axis=0))} if states else {})
+        return decades | ({STATES: ("relative", np.sum(states, axis=0))} if states else {})

@@ -101,11 +101,11 @@ def _late_errors(
 
 def _drifts(limits: Rung, chains: Sequence[ChainErrors], reach: int | None) -> Iterator[Gate]:
     """Yield a gate of drift for every tensor; its worst chain counts."""
-    found: dict[str, list[tuple[float, float]]] = {}
+    points: dict[str, list[tuple[float, float]]] = {}
     for chain in chains:
         for name, ends in _late_errors(limits, chain, reach):
-            found.setdefault(name, []).extend([] if ends is None else [ends])
-    for name, pairs in found.items():
+            points.setdefault(name, []).extend([] if ends is None else [ends])
+    for name, pairs in points.items():
         worst = max(pairs, key=_times_the_limit, default=None)
         yield _gate(f"drift of {name}", worst and worst[0], worst[1] if worst else 0.0)
 

@@ -38,10 +38,10 @@ def compare_text(model: Model, reference: Reference, text: Ids, listener: Listen
             -some[np.arange(len(some)), piece[0, 1 + begin : 1 + end]].astype(np.float64)
             for begin, end, some in in_pieces(logprobs, outputs[logprobs.name], 0, int(counts[0]))
         ]
-        nll, found = np.concatenate(known), stream.score(piece)[0].astype(np.float64)
-        theirs, ours = theirs + float(nll.sum()), ours + float(found.sum())
+        nll, losses = np.concatenate(known), stream.score(piece)[0].astype(np.float64)
+        theirs, ours = theirs + float(nll.sum()), ours + float(losses.sum())
         with np.errstate(invalid="ignore"):  # inf - inf, where both sides exclude a token
-            errors += counts_of(np.abs(nll - found))
+            errors += counts_of(np.abs(nll - losses))
         listener.advance()
     positions = len(text) - 1
     theirs, ours = theirs / positions, ours / positions

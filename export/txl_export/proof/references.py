@@ -103,17 +103,17 @@ class ReferenceStreams:
         Sequences with count 0 do not run and keep their state.
         """
         length = self._length(inputs)
-        found = []
+        results = []
         for places, rows in self._groups(counts):
-            given = {entry.name: self._padded(entry.name, inputs, rows, length) for entry in self._manifest.given}
+            arrays = {entry.name: self._padded(entry.name, inputs, rows, length) for entry in self._manifest.given}
             valid = counts[rows] if self._manifest.can.run_ragged else None
-            outputs, after = self.reference.step(given, self._taken(places, commit), valid)
+            outputs, after = self.reference.step(arrays, self._taken(places, commit), valid)
             if commit:
                 for index, place in enumerate(places):
                     one = slice(index, index + 1) if len(places) > 1 else ...
                     self._held[place] = {name: values[one] for name, values in after.items()}
-            found.append((rows, outputs))
-        return found
+            results.append((rows, outputs))
+        return results
 
     def state(self) -> States:
         """Return every state tensor of all sequences; only for a reference that resumes."""

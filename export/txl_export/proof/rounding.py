@@ -55,8 +55,8 @@ class OwnRounding:
 
     def _of(self, name: str) -> TensorErrors:
         nats = name in self._nats
-        made = TensorErrors(nats=nats, mask=self._sides[0].reference.mask(nats))
-        return self.errors.setdefault(name, made)
+        errors = TensorErrors(nats=nats, mask=self._sides[0].reference.mask(nats))
+        return self.errors.setdefault(name, errors)
 
     def reset(self, rows: Sequence[int] | None = None) -> None:
         """Reset these sequences, or all for None, on both sides."""

@@ -135,10 +135,10 @@ class SideBySide:
         expected = self._truth.run(inputs, counts, commit)
         if large:
             trim()  # or blocks that the reference has freed would add to the runtime's memory
-        given = inputs if (counts == length).all() else poisoned(self._manifest, inputs, counts)
-        found = self.stream.run(given, lengths=counts, commit=commit)
+        arrays = inputs if (counts == length).all() else poisoned(self._manifest, inputs, counts)
+        results = self.stream.run(arrays, lengths=counts, commit=commit)
         for output in self._manifest.outputs:
-            self._compare(output, expected, found.get(output.name), inputs, counts)
+            self._compare(output, expected, results.get(output.name), inputs, counts)
         if large:
             trim()
 

@@ -95,16 +95,16 @@ class _Pair:
             steps.append(self._run(self._cut(inputs, at, at + 1), 1))
             if at + 1 in lengths:
                 after[at + 1] = self._streams.snapshot()
-        found = list[int]()
+        counts = list[int]()
         for length in lengths:
             self._streams.restore(before)
             outputs = self._run(self._cut(inputs, 0, length), length)
             same = _same_states(self._streams.snapshot(), after[length])
             if not same or not all(self._same_outputs(outputs, steps[at], at, length) for at in range(length)):
                 break
-            found.append(length)
+            counts.append(length)
         self._streams.restore(after[lengths[-1]])
-        return found
+        return counts
 
     def _run(self, inputs: Arrays, length: int) -> dict[str, Array]:
         (_, outputs), *_ = self._streams.run(inputs, np.full(self._count, length, np.int32))

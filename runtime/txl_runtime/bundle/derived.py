@@ -37,8 +37,8 @@ def differences(tables: Tables) -> Iterator[str]:
         for found, expected in zip(getattr(tables, side), rows, strict=True):
             for name in DERIVED[side]:
                 if getattr(found, name) != getattr(expected, name):
-                    said, implied = (_shown(getattr(row, name)) for row in (found, expected))
-                    yield f"{side[:-1]} {found.name} says {name} {said}, expected {implied} as the other fields imply"
+                    value, implied = (_shown(getattr(row, name)) for row in (found, expected))
+                    yield f"{side[:-1]} {found.name} says {name} {value}, expected {implied} as the other fields imply"
 
 
 def _shown(value: Any) -> str:

@@ -114,10 +114,10 @@ class Bundle:
             BundleError: the file is not safetensors, lacks a name, or was replaced since the bundle was opened.
         """
         name = self.manifest.weights
-        found = read_tensors(self.file(name), names)
+        tensors = read_tensors(self.file(name), names)
         if not self.folder.holds(name):
             raise self._refused(name, "", False)
-        return found
+        return tensors
 
     def selftest(self) -> dict[str, NDArray[Any]]:
         """Return the stored vectors as arrays by name, e.g. {"length": [steps]}; the module `selftest` describes them.
@@ -164,10 +164,10 @@ class Bundle:
 
     def _refused(self, name: str, found: str, same: bool = True) -> BundleError:
         advice = "build it with `txl-deploy build`" if name.startswith(ENGINES) else "export the model"
-        said = f"{found}; {advice} again, or copy the bundle again"
+        message = f"{found}; {advice} again, or copy the bundle again"
         if not same:
-            said = "is not the file that the bundle was opened with, expected the same; load the bundle again"
-        return BundleError(f"{self.file(name)}: {said}")
+            message = "is not the file that the bundle was opened with, expected the same; load the bundle again"
+        return BundleError(f"{self.file(name)}: {message}")
 
 
 def open_bundle(path: str | Path, verify_files: bool = True) -> Bundle:

@@ -76,9 +76,9 @@ def write_named(path: Path, data: bytes | memoryview) -> None:
     except OSError as error:  # the error's own text would name the hidden partial file
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise TxlError(f"{path}: cannot be written, the disk is full; make room or choose another place") from None
-        said = error.strerror or type(error).__name__
+        reason = error.strerror or type(error).__name__
         raise TxlError(
-            f"{path}: cannot be written ({said}), expected a folder with room and rights; choose another place"
+            f"{path}: cannot be written ({reason}), expected a folder with room and rights; choose another place"
         ) from None
 
 

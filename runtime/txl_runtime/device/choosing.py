@@ -109,10 +109,10 @@ def _errors_of(name: str) -> Iterator[None]:
     except TxlError:
         raise
     except Exception as error:
-        said = f"{type(error).__name__}: {one_line(error)}".rstrip(": ")
+        message = f"{type(error).__name__}: {one_line(error)}".rstrip(": ")
         raise BackendError(
-            f"backend {name} could not be opened ({said}), expected its library to load the bundle or to say why not; "
-            "install the library again, or use --backend cpu"
+            f"backend {name} could not be opened ({message}), expected its library to load the bundle or to say why "
+            "not; install the library again, or use --backend cpu"
         ) from error
 
 

@@ -85,9 +85,9 @@ class _Pending(SegmentResult):
 
     def given(self) -> dict[str, Array]:
         """See `SegmentResult`."""
-        found = self._bring(self._route.parts)
+        arrays = self._bring(self._route.parts)
         self._loop.finish()  # wait for the copies that `_bring` put into the queue
-        return found
+        return arrays
 
     def last(self) -> Floats:
         """See `loop.Result`."""
@@ -240,8 +240,8 @@ class DeviceLoop(LoopState):
         if program.kind not in SHORTCUTS:
             return {entry.name: results.part(entry.name, entry.sizes(b, length)) for entry in self.manifest.outputs}
         first, *others = results.addresses
-        found = {first: results.part(first, (b, length)[: SHORTCUTS[program.kind]])}
-        return found | {name: results.part(name, ()) for name in others}
+        parts = {first: results.part(first, (b, length)[: SHORTCUTS[program.kind]])}
+        return parts | {name: results.part(name, ()) for name in others}
 
     def _wanted(self, program: Program, parts: Mapping[str, Part]) -> frozenset[str]:
         """Return the names of the results to fetch together with the first step.

@@ -176,13 +176,13 @@ class DevicePlacement(Placement):
 
     def _fetch(self, side: int, row: int, parts: Mapping[str, StridedPieces]) -> dict[str, Array]:
         """Return copies of a sequence's parts on the host."""
-        found = {name: np.empty(pieces.shape, pieces.dtype) for name, pieces in parts.items()}
+        arrays = {name: np.empty(pieces.shape, pieces.dtype) for name, pieces in parts.items()}
         with self._tail:
             for name, pieces in parts.items():
                 place, width = self._at(side, row, pieces), pieces.width
-                self._queue.fetch(host_address(found[name]), place, width, pieces.number, width, pieces.pitch)
+                self._queue.fetch(host_address(arrays[name]), place, width, pieces.number, width, pieces.pitch)
         self._tail.wait()
-        return found
+        return arrays
 
     def _send(self, side: int, row: int, parts: Mapping[str, StridedPieces], given: Arrays) -> None:
         """Write a sequence's parts from the host."""
@@ -246,15 +246,15 @@ class Replaced(DevicePlacement):
         self.shapes[side] = shapes
 
     def written(self, side: int) -> Iterable[tuple[StateTensor, Array]]:
-        found = self._fetch(side, 0, self._parts(self.shapes[side], whole=True))
-        return [(state, found[state.name]) for state in self._states if state.name in found]
+        arrays = self._fetch(side, 0, self._parts(self.shapes[side], whole=True))
+        return [(state, arrays[state.name]) for state in self._states if state.name in arrays]
 
     def _pieces(self, shapes: Shapes) -> Collection[StridedPieces]:
         return self._parts(shapes).values()
 
     def _parts(self, shapes: Shapes, whole: bool = False) -> dict[str, StridedPieces]:
         """Return the place of one sequence's part of each existing state; with `whole`, of all sequences together."""
-        found = {}
+        pieces = {}
         for i, (state, shape) in enumerate(zip(self._states, shapes, strict=True)):
             if shape is None:
                 continue
@@ -262,12 +262,12 @@ class Replaced(DevicePlacement):
             fresh, size = self._fresh[i] if shape == self._start[i] else 0, math.prod(shape) * dtype.itemsize
             assert size <= self._offsets[i + 1] - start, "more rows than the state has"
             if whole or axis is None:
-                found[state.name] = StridedPieces(start, 0, size, 1, size, dtype, shape, fresh)
+                pieces[state.name] = StridedPieces(start, 0, size, 1, size, dtype, shape, fresh)
             else:
                 before, behind = shape[:axis], shape[axis + 1 :]
                 width, number, one = math.prod(behind) * dtype.itemsize, math.prod(before), (*before, *behind)
-                found[state.name] = StridedPieces(start, width, width, number, width * self._batch, dtype, one, fresh)
-        return found
+                pieces[state.name] = StridedPieces(start, width, width, number, width * self._batch, dtype, one, fresh)
+        return pieces
 
 
 class Rolled(DevicePlacement):

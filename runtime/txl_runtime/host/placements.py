@@ -204,9 +204,9 @@ class Ring(HostPlacement):
             tensor[rows] = self._starts[name]
 
     def reorder(self, rows: Indices, side: int) -> None:
-        kept = self.all[:, rows]
+        moved = self.all[:, rows]
         self.clear(np.arange(self._batch))
-        self.all[:, : len(rows)] = kept
+        self.all[:, : len(rows)] = moved
 
 
 PLACEMENTS: dict[str, type[HostPlacement]] = {"replace": Replaced, "rolled": Rolled, "ring": Ring}

@@ -33,11 +33,11 @@ class _Rows:
 
     def __call__(self, features: Floats) -> Floats:
         """Run the program, [n, F] → [n, columns]; the result is valid until the next call."""
-        found = self._bound.get(len(features))
-        taken, given, call = self._bind(len(features)) if found is None else found
-        taken[: len(features)] = features
+        binding = self._bound.get(len(features))
+        inputs, outputs, call = self._bind(len(features)) if binding is None else binding
+        inputs[: len(features)] = features
         call()
-        return given[: len(features)]
+        return outputs[: len(features)]
 
     def _bind(self, rows: int) -> tuple[Floats, Floats, Call]:
         count = max(rows, self._least)
@@ -78,12 +78,12 @@ class SplitSoftmax(StreamSoftmax):
         head, words = self._head(features), self.clusters[0][1]
         which = np.searchsorted([last for _, last in self.clusters], targets, side="right")
         columns = np.where(which == 0, targets, words + which - 1)
-        found = np.take_along_axis(head, columns[:, None], axis=1)[:, 0]
+        logprobs = np.take_along_axis(head, columns[:, None], axis=1)[:, 0]
         for cluster in np.unique(which[which > 0]).tolist():
             rows = np.flatnonzero(which == cluster)
             inside = targets[rows] - self.clusters[cluster][0]
-            found[rows] += np.take_along_axis(self.tail(features[rows], cluster), inside[:, None], axis=1)[:, 0]
-        return -found
+            logprobs[rows] += np.take_along_axis(self.tail(features[rows], cluster), inside[:, None], axis=1)[:, 0]
+        return -logprobs
 
     def head(self, features: Floats) -> Floats:
         return self._head(features)

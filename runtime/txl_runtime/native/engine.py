@@ -39,8 +39,8 @@ def unsupported(bundle: Bundle) -> str:
         return f"it is of family {manifest.family_name}, expected one that has a step in C"
     if "ring" not in manifest.updates:
         kind = manifest.config.attn_type
-        found = f"attn_type {kind}" if kind > 1 else f"{manifest.memory_length} rows, in the form that was exported"
-        return f"its memory is not a ring ({found}), expected keys and values in a ring"
+        feature = f"attn_type {kind}" if kind > 1 else f"{manifest.memory_length} rows, in the form that was exported"
+        return f"its memory is not a ring ({feature}), expected keys and values in a ring"
     if manifest.precision not in PRECISIONS:
         more = " (build an fp32 bundle with --precision bf16)" if manifest.precision == "bf16" else ""
         return f"its precision is {manifest.precision}, expected {', '.join(PRECISIONS)}{more}"
@@ -136,11 +136,11 @@ class NativeEngine(Engine):
             sizes = matrix.size, len(matrix.codes), 2 * matrix.codes.shape[2]
             self._done(self._c.txl_set_nibbles(*where, *sizes, *map(_at, values), _at(bias)))
             return
-        given = *where, *matrix.values.shape, _at(matrix.values), matrix.values.shape[1], 1
+        arguments = *where, *matrix.values.shape, _at(matrix.values), matrix.values.shape[1], 1
         if matrix.scales is None:
-            self._done(self._c.txl_set_product(*given, _at(bias)))
+            self._done(self._c.txl_set_product(*arguments, _at(bias)))
         else:
-            self._done(self._c.txl_set_codes(*given, _at(matrix.scales), _at(bias)))
+            self._done(self._c.txl_set_codes(*arguments, _at(matrix.scales), _at(bias)))
 
     def vector(self, layer: int, which: int, values: Array) -> None:
         """See `Taker`."""

@@ -100,9 +100,9 @@ class Parameters:
         Raises:
             BundleError: it is missing, or of a different type or shape.
         """
-        found = self._entries.get(name)
-        if found is None or DTYPES.get(found.dtype) != dtype or found.shape != tuple(shape):
-            has = "missing" if found is None else f"{found.dtype} {list(found.shape)}"
+        entry = self._entries.get(name)
+        if entry is None or DTYPES.get(entry.dtype) != dtype or entry.shape != tuple(shape):
+            has = "missing" if entry is None else f"{entry.dtype} {list(entry.shape)}"
             wanted = f"{dtype} {list(shape)}"
             raise BundleError(f"{self._path}: {name} is {has}, expected {wanted}; export the model again")
         return np.ascontiguousarray(self._bundle.weights(name)[name])

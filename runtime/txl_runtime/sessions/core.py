@@ -295,8 +295,8 @@ class Sessions:
             self._rows.renew()
             for session in lost:
                 who = f"session {brief(session.name)!r}" if session.name else "the session"
-                told = f"{who} is lost, because the stream was left half changed; begin it again"
-                self._store.lose(session.key, told)
+                message = f"{who} is lost, because the stream was left half changed; begin it again"
+                self._store.lose(session.key, message)
 
     def _goes_on(self, session: Session) -> bool:
         """Return whether a session has a request that can run now; a request that does not fit the session ends with an
@@ -380,10 +380,10 @@ class Sessions:
         # e.g. Ctrl-C in a caller's `adjust`, when the token before the draw is already fed
         except BaseException as error:
             stopped = error
-            said = "the draw was interrupted, expected a token; ask again with tokens"
+            message = "the draw was interrupted, expected a token; ask again with tokens"
             for part in parts:
                 if part.interrupted:
-                    part.error = part.error or BackendError(said)
+                    part.error = part.error or BackendError(message)
         finally:
             counters = self.counters
             counters.rounds += 1

@@ -39,10 +39,10 @@ class Ticket:
 
     def events(self) -> list[Event]:
         """Return the events since the last call; the last event of a request is `Finished`."""
-        found: list[Event] = []
+        events: list[Event] = []
         while self._events:
-            found.append(self._events.popleft())
-        return found
+            events.append(self._events.popleft())
+        return events
 
     def cancel(self) -> None:
         """End the request with reason "cancelled", unless it has ended; tokens fed so far stay in the state."""
@@ -266,14 +266,14 @@ class Part:
             try:
                 self._ends = token in work.stops or (work.until is not None and bool(work.until(token)))
             except Exception as error:
-                said = f"until failed on token {token} ({type(error).__name__}: {one_line(error)}); mend it"
-                self.error, self._ends = UsageError(said), True
+                message = f"until failed on token {token} ({type(error).__name__}: {one_line(error)}); mend it"
+                self.error, self._ends = UsageError(message), True
         return self._ends
 
     def goes_on(self) -> bool:
         """Return True if the draft predicted the latest token, and the request would feed this token next."""
-        told = len(self.drawn)
-        follows = self.error is None and told <= len(self.draft) and self.drawn[-1] == self.draft[told - 1]
+        count = len(self.drawn)
+        follows = self.error is None and count <= len(self.draft) and self.drawn[-1] == self.draft[count - 1]
         return follows and not self.ends() and not self.job.ticket.waits
 
     def fail(self, error: TxlError, broken: bool) -> None:

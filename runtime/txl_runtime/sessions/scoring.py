@@ -48,9 +48,9 @@ def score_rows(output: StreamSoftmax, features: Floats, targets: Ids, top: int) 
         if np.isnan(values).any():  # NaN has no order, so no best tokens exist; the caller closes the session
             logprobs[first:last] = np.nan
             continue
-        for place, found in enumerate(values, first):
-            ids[place] = best_first(found, top)
-            best[place] = found[ids[place]]
+        for place, value in enumerate(values, first):
+            ids[place] = best_first(value, top)
+            best[place] = value[ids[place]]
     return logprobs, ids, best
 
 
@@ -63,15 +63,15 @@ def best_of(output: StreamSoftmax, features: Floats, tokens: Ids, tops: Sequence
         tokens: the token after each position, [n].
         tops: number k of best tokens for each position.
     """
-    found: list[tuple[float, Best]] = []
+    pairs: list[tuple[float, Best]] = []
     some = max(1, CHUNK // output.clusters[-1][1])
     for first in range(0, len(tops), some):
         values = np.zeros((len(features[first : first + some]), output.clusters[-1][1]), np.float32)
         output.logprobs(features[first : first + some], values)
         for row, token, top in zip(values, tokens[first:], tops[first:], strict=False):
             if np.isnan(row).any():
-                found.append((float("nan"), ()))
+                pairs.append((float("nan"), ()))
                 continue
             best = tuple((int(word), float(row[word])) for word in best_first(row, top)) if top else ()
-            found.append((float(row[token]), best))
-    return found
+            pairs.append((float(row[token]), best))
+    return pairs

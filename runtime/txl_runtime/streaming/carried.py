@@ -121,8 +121,8 @@ class CarriedState:
             True
         """
         self._ready()
-        found = self.loop.take(self._alone(row, "take"))
-        return states.TakenState(found.fill, found.head, found.tensors, self._manifest, self._states)
+        state = self.loop.take(self._alone(row, "take"))
+        return states.TakenState(state.fill, state.head, state.tensors, self._manifest, self._states)
 
     def put(self, row: int, state: RowState | StreamState) -> None:
         """Let one sequence continue from a state that `take` returned, or from a `StreamState` of one sequence.
@@ -134,10 +134,10 @@ class CarriedState:
         """
         self._ready()
         which = self._alone(row, "put")
-        found = states.checked_row(state, self._manifest, self._states)
+        rows = states.checked_row(state, self._manifest, self._states)
         with self._changing():
             self.loop.clear(np.array([which]) if self._can.run_apart else np.arange(self._manifest.batch_size))
-            self.loop.put(which, found)
+            self.loop.put(which, rows)
 
     def reset(self, rows: ArrayLike | None = None) -> None:
         """Set sequences to their first state: all of them, or the ones in `rows`, e.g. [1] or [False, True].

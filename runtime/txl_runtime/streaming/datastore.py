@@ -65,12 +65,12 @@ def searched(datastore: Datastore, features: Floats, output: StreamSoftmax) -> t
         UsageError: the store returned arrays of a different shape or dtype, or shares that are no shares.
     """
     vocab_size = output.clusters[-1][1]
-    found = datastore.shares(features, partial(entropies, output, features))
+    neighbours = datastore.shares(features, partial(entropies, output, features))
     try:
-        tokens, shares = map(np.asarray, found)
+        tokens, shares = map(np.asarray, neighbours)
     except (TypeError, ValueError):
         raise UsageError(
-            f"a datastore returned {shown(found)}, expected tokens and shares; mend its `shares`"
+            f"a datastore returned {shown(neighbours)}, expected tokens and shares; mend its `shares`"
         ) from None
     if tokens.dtype.kind not in "iu" or shares.dtype != np.float64:
         wrong = f"tokens of {tokens.dtype} and shares of {shares.dtype}, expected whole numbers and float64"
@@ -90,13 +90,13 @@ def entropies(output: StreamSoftmax, features: Floats) -> NDArray[np.float64]:
 
     Of two words that are equally likely it is log 2 = 0.69.
     """
-    rows, found = np.empty((ROWS, output.clusters[-1][1]), np.float32), np.empty(len(features))
+    rows, entropy = np.empty((ROWS, output.clusters[-1][1]), np.float32), np.empty(len(features))
     for first in range(0, len(features), ROWS):
         some = features[first : first + ROWS]
         logprobs = rows[: len(some)]
         output.logprobs(some, logprobs)
-        found[first : first + ROWS] = -(np.exp(logprobs) * np.maximum(logprobs, -1e4)).sum(axis=1, dtype=np.float64)
-    return found
+        entropy[first : first + ROWS] = -(np.exp(logprobs) * np.maximum(logprobs, -1e4)).sum(axis=1, dtype=np.float64)
+    return entropy
 
 
 def check_features(what: str, output: object) -> None:
@@ -117,10 +117,10 @@ def mixed(row: Shares, tokens: Array, shares: Shares) -> Shares:
         row: natural log-probabilities, float64 [V].
         tokens, shares: neighbours' tokens [K], and shares [K] that add up to less than 1.
     """
-    found, at = np.unique(tokens, return_inverse=True)
+    ids, at = np.unique(tokens, return_inverse=True)
     result: Shares = row + np.log1p(-shares.sum())
     with np.errstate(divide="ignore"):  # a share of 0: the token keeps what the model gives it
-        result[found] = np.logaddexp(result[found], np.log(np.bincount(at, shares, len(found))))
+        result[ids] = np.logaddexp(result[ids], np.log(np.bincount(at, shares, len(ids))))
     return result
 
 
@@ -134,6 +134,6 @@ def mixed_nll(nll: Floats, targets: Ids, tokens: Ids, shares: Shares) -> Floats:
     """
     hits = np.where(tokens == targets[:, None], shares, 0.0).sum(axis=1)
     with np.errstate(divide="ignore"):  # no neighbour was followed by the target
-        found = -np.logaddexp(np.log(hits), np.log1p(-shares.sum(axis=1)) - nll)
-    result: Floats = found.astype(np.float32)
+        mixture = -np.logaddexp(np.log(hits), np.log1p(-shares.sum(axis=1)) - nll)
+    result: Floats = mixture.astype(np.float32)
     return result

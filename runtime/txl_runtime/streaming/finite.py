@@ -19,9 +19,9 @@ def run_finite(loop: Loop, manifest: Manifest, inputs: Arrays, counts: Ids, comm
         if entry.name in inputs:
             _refuse(UsageError, f"input {entry.name}", inputs[entry.name], entry.axes.batch, counts)
     try:
-        found = loop.run(inputs, counts, "rows", commit=False).outputs()
+        outputs = loop.run(inputs, counts, "rows", commit=False).outputs()
         for output in manifest.outputs:
-            _refuse(BackendError, f"output {output.name}", found[output.name], output.axes.batch, counts)
+            _refuse(BackendError, f"output {output.name}", outputs[output.name], output.axes.batch, counts)
         for state, array in loop.written():
             finite = np.where(np.isinf(array), 0, array)  # a state may start as infinity, e.g. a running maximum
             _refuse(BackendError, f"state {state.name}", finite, state.batch_axis, counts)
@@ -30,7 +30,7 @@ def run_finite(loop: Loop, manifest: Manifest, inputs: Arrays, counts: Ids, comm
         raise
     if commit:
         loop.commit()
-    return found
+    return outputs
 
 
 def _refuse(kind: type[TxlError], what: str, array: Array, batch: int | None, counts: Ids) -> None:

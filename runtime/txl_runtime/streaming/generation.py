@@ -115,13 +115,13 @@ class Ends:
         """
         if not self._ids and not self._texts:
             return
-        ended, said = np.isin(tokens, self._ids), [""] * len(self._texts)
+        ended, texts = np.isin(tokens, self._ids), [""] * len(self._texts)
         for row, text in enumerate(self._texts):
             if running[row]:
                 if not ended[row]:
-                    said[row] = text.feed(self._pieces.bytes_of(int(tokens[row])))
+                    texts[row] = text.feed(self._pieces.bytes_of(int(tokens[row])))
                     ended[row] = text.stopped
                 if last or ended[row]:
-                    said[row] += text.finish()
+                    texts[row] += text.finish()
         running &= ~ended
-        self.said = tuple(said)
+        self.said = tuple(texts)

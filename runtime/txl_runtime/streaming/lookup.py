@@ -206,9 +206,9 @@ class Positions(StreamSoftmax):
         live = np.flatnonzero(np.arange(length) < ran[:, None])
         # padded to a multiple of b, because an engine is bound to few numbers of rows
         filled = np.resize(live, -(-live.size // b) * b)
-        found = output.head(self._rows.reshape(b * length, width)[filled])
-        heads = np.zeros((b * length, found.shape[1]), np.float32)
-        heads[live] = found[: live.size]
+        head = output.head(self._rows.reshape(b * length, width)[filled])
+        heads = np.zeros((b * length, head.shape[1]), np.float32)
+        heads[live] = head[: live.size]
         self._heads = heads.reshape(b, length, -1)
 
     def step(self, sequences: NDArray[np.bool_]) -> None:
@@ -300,8 +300,8 @@ class Lookup:
         This call also ends the time measurement of the previous step or draft. For example, [[5, 9, 2], [7, 1, 1]] for
         two sequences.
         """
-        kept, self._kept = self._kept, 0
-        self.pace.count(kept > 0, kept or 1)
+        accepted, self._kept = self._kept, 0
+        self.pace.count(accepted > 0, accepted or 1)
         most = min(most, self._most)
         if most < 1 or not self.pace.allows():
             return None

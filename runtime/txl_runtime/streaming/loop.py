@@ -238,10 +238,10 @@ class LoopState(Loop):
         computed, (inputs, b) = self._computed, self._tried
         if not computed:
             return 0
-        kept, ran = counts.tolist(), self.counters.valid[:b].tolist()
-        self.parts.check(kept, ran)
-        if kept == ran or not any(kept):
-            return computed if any(kept) else 0
+        positions, ran = counts.tolist(), self.counters.valid[:b].tolist()
+        self.parts.check(positions, ran)
+        if positions == ran or not any(positions):
+            return computed if any(positions) else 0
         if self.parts.again:
             self.run(self.parts.inputs(inputs, counts), counts)
             return 0
@@ -278,11 +278,11 @@ class LoopState(Loop):
 
     def take(self, row: int, names: Collection[str] | None = None) -> RowState:
         fill, head = int(self.counters.fill[row]), int(self.counters.head[row])
-        taken: dict[str, Array] = {}
+        tensors: dict[str, Array] = {}
         with self._lock:
             for placement in self.placements:
-                taken |= placement.take(row, fill, names)
-        return RowState(fill, head, taken)
+                tensors |= placement.take(row, fill, names)
+        return RowState(fill, head, tensors)
 
     def put(self, row: int, state: RowState) -> None:
         self._computed = 0

@@ -68,8 +68,8 @@ class WholeSoftmax(StreamSoftmax):
     """A softmax for programs that return log-probabilities: a feature row already is the row of log-probabilities."""
 
     def __init__(self, manifest: Manifest) -> None:
-        found = manifest.logprobs
-        self.name, columns = ("", 0) if found is None else (found.name, int(found.shape[-1]))
+        logprobs = manifest.logprobs
+        self.name, columns = ("", 0) if logprobs is None else (logprobs.name, int(logprobs.shape[-1]))
         self.clusters = ((0, columns),)
 
     def logprobs(self, features: Floats, out: Floats) -> None:
@@ -172,11 +172,11 @@ class SegmentResult:
 
     def outputs(self) -> dict[str, Array]:
         """See `loop.Result`."""
-        given = self.given()
+        arrays = self.given()
         results: dict[str, Array] = {}
         partly = self._counts.tolist().count(self._columns) < len(self._counts)
         for entry in self._table:
-            if (array := given.get(entry.name)) is not None:
+            if (array := arrays.get(entry.name)) is not None:
                 results[entry.name] = array.copy()
                 if partly:
                     entry.axes.clear_uncounted(results[entry.name], self._counts)
@@ -195,6 +195,6 @@ def idle_result(
     For example, counts [0, 0] and 5 columns give rows [2, 5, 64].
     """
     b = len(counts)
-    given = {entry.name: np.zeros(entry.sizes(b, columns), np.dtype(entry.dtype)) for entry in manifest.outputs}
+    zeros = {entry.name: np.zeros(entry.sizes(b, columns), np.dtype(entry.dtype)) for entry in manifest.outputs}
     rows = np.zeros((b, columns, width), np.float32)
-    return SegmentResult(rows, counts, columns, targets, output, manifest.outputs, given)
+    return SegmentResult(rows, counts, columns, targets, output, manifest.outputs, zeros)

@@ -104,9 +104,9 @@ class Programs:
         longest = program.segment_length
         if longest < length or (self._exact and longest != length):
             return False
-        taken = {spec.name: spec.shape for spec in program.inputs}
+        shapes_by_name = {spec.name: spec.shape for spec in program.inputs}
         pairs = zip(self._states, shapes, strict=True) if shapes else ()
-        return all(_takes(taken.get(state.input), shape) for state, shape in pairs)
+        return all(_takes(shapes_by_name.get(state.input), shape) for state, shape in pairs)
 
     def _missing(self, length: int, shapes: Shapes) -> BackendError | UsageError:
         if not shapes:

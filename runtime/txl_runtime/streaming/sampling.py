@@ -337,12 +337,12 @@ def draw_from(
         try:
             # near temperature 0, all weights except the best underflow to 0
             with np.errstate(over="ignore", under="ignore"):
-                found = parts.candidates(row, sampler.temperature, sampler.top_k, sampler.top_p)
+                candidates = parts.candidates(row, sampler.temperature, sampler.top_k, sampler.top_p)
         except BackendError as error:
             failed[row], left[row] = error, None
             continue
-        if found is not None:
-            ids, weights = found
+        if candidates is not None:
+            ids, weights = candidates
             tokens[row], left[row] = ids[_place(np.cumsum(weights), sampler.uniform())], None
     remain = [row for row, sampler in enumerate(left) if sampler is not None]
     count.tokens += len(live) - len(remain)
@@ -395,8 +395,8 @@ def draw(
         try:
             _refuse_nan(row, head[row])
             values = head[row].astype(np.float64)
-            row_features, found = features[row : row + 1], neighbours.get(row)
-            known = _Known(row, output, output.clusters, row_features, values, count, found)
+            row_features, neighbour = features[row : row + 1], neighbours.get(row)
+            known = _Known(row, output, output.clusters, row_features, values, count, neighbour)
             tokens[row] = sampler.draw(known)
         except TxlError as error:
             failed[row] = error
@@ -417,14 +417,14 @@ def _searched(
     stores = {id(sampler.datastore): sampler.datastore for _, sampler in live if sampler.datastore is not None}
     for row, sampler in live:
         rows.setdefault(id(sampler.datastore), []).append(row)
-    found = dict[int, tuple[Ids, NDArray[np.float64]]]()
+    results = dict[int, tuple[Ids, NDArray[np.float64]]]()
     for key, store in stores.items():
         try:
             tokens, shares = searched(store, features[rows[key]], output)
-            found |= zip(rows[key], zip(tokens, shares, strict=True), strict=True)
+            results |= zip(rows[key], zip(tokens, shares, strict=True), strict=True)
         except TxlError as error:
             failed |= dict.fromkeys(rows[key], error)
-    return found
+    return results
 
 
 def _number(value: object) -> float:

@@ -210,17 +210,17 @@ def with_sequence(
     If a tensor's number of rows changes, a new array is made, in which the other sequences are zero. For example, {"h":
     [32]} becomes row 1 of [2, 32].
     """
-    found: list[Array | None] = []
+    arrays_after: list[Array | None] = []
     for state, array in zip(states, arrays, strict=True):
-        given, axis = tensors.get(state.name), state.batch_axis
-        if given is None or axis is None:
-            found.append(given)
+        tensor, axis = tensors.get(state.name), state.batch_axis
+        if tensor is None or axis is None:
+            arrays_after.append(tensor)
             continue
-        shape = (*given.shape[:axis], batch_size, *given.shape[axis:])
-        after = np.zeros(shape, given.dtype) if array is None or array.shape != shape else array
-        after[state.axes.at(row)] = given
-        found.append(after)
-    return found
+        shape = (*tensor.shape[:axis], batch_size, *tensor.shape[axis:])
+        after = np.zeros(shape, tensor.dtype) if array is None or array.shape != shape else array
+        after[state.axes.at(row)] = tensor
+        arrays_after.append(after)
+    return arrays_after
 
 
 def ring_rows(head: int, count: int, ring: int) -> Indices:
@@ -244,13 +244,13 @@ def initial_values(bundle: Bundle) -> Initial:
             exact = np.float64 if state.update == "replace" else np.float32
             initial[state.name] = np.asarray(state.initial or 0, exact)
             continue
-        found = initial[state.name] = tensors[state.initial]
+        tensor = initial[state.name] = tensors[state.initial]
         whole = state.update == "replace"
         dtype, shape = (state.dtype, state.sequence_shape) if whole else ("float32", state.row_shape)
-        if found.dtype != dtype or not (_broadcasts(found.shape, shape) if whole else found.shape == shape):
+        if tensor.dtype != dtype or not (_broadcasts(tensor.shape, shape) if whole else tensor.shape == shape):
             what = "which broadcasts over" if whole else "one row of"
             raise BundleError(
-                f"{bundle.path}: {state.initial} is {found.dtype} {list(found.shape)}, expected {dtype} "
+                f"{bundle.path}: {state.initial} is {tensor.dtype} {list(tensor.shape)}, expected {dtype} "
                 f"{list(shape)}, {what} {state.name}; export the model again"
             )
     return initial

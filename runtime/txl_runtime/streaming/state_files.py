@@ -54,5 +54,5 @@ def _explained(source: str) -> Iterator[None]:
     except (OSError, ValueError, msgspec.MsgspecError, RecursionError) as error:
         if isinstance(error, UsageError):
             raise
-        said = getattr(error, "strerror", None) or error  # str(OSError) would name the file twice
-        raise UsageError(f"{source}: {said}; {ADVICE}") from None
+        reason = getattr(error, "strerror", None) or error  # str(OSError) would name the file twice
+        raise UsageError(f"{source}: {reason}; {ADVICE}") from None

@@ -50,15 +50,15 @@ class Reads(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function; a read whose result is in the record returns that result."""
-        given, name = kwargs or {}, getattr(func, "__name__", "")
+        named, name = kwargs or {}, getattr(func, "__name__", "")
         if func is torch._C._set_grad_enabled and args[0]:
             self.gradients = self.gradients or place_of(in_the_step(traceback.extract_stack()))
         if name not in _TO_PYTHON:
-            return func(*args, **given)
+            return func(*args, **named)
         known, value = next(self._noted, ("", None))
         if known != name or value is None:
-            value = func(*args, **given)
-        if any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, given))):
+            value = func(*args, **named)
+        if any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, named))):
             self.found.append((name, None))
         elif name == "tolist":  # tensors without values read it number by number, with item
             self.found += [("item", number) for number in tree_leaves(value)]

@@ -68,8 +68,8 @@ class Eager:
             OwnCodeError: the module raised an exception.
             UsageError: a result differs from its declaration.
         """
-        kept = {name: tensor if tensor is None else tensor.clone() for name, tensor in states.items()}
-        step = self.checked({name: tensor.clone() for name, tensor in inputs.items()}, kept, valid)
+        copies = {name: tensor if tensor is None else tensor.clone() for name, tensor in states.items()}
+        step = self.checked({name: tensor.clone() for name, tensor in inputs.items()}, copies, valid)
         outputs = {name: _narrowed(name, tensor).clone() for name, tensor in step.outputs.items()}
         return outputs, {name: _narrowed(name, tensor).clone() for name, tensor in step.after.items()}
 
@@ -103,21 +103,23 @@ class Eager:
         For example, inputs {"x": [2, 8]} and states {"h": [2, 32]}.
         """
         module, entries = self.spec.module, self.spec.states
-        given = {entry.name: self._cast(inputs[entry.name], entry.module_dtype) for entry in self.spec.inputs}
-        kept = {entry.attribute: entry for entry in entries if entry.attribute is not None}
-        found = {path: value_at(module, path) for path in kept}
+        arguments_by_name = {
+            entry.name: self._cast(inputs[entry.name], entry.module_dtype) for entry in self.spec.inputs
+        }
+        attributes = {entry.attribute: entry for entry in entries if entry.attribute is not None}
+        values = {path: value_at(module, path) for path in attributes}
         held = {entry.name: self._cast(states.get(entry.name), entry.dtype) for entry in entries}
-        held |= {one.name: held[one.name].clone() for one in kept.values() if held[one.name] is not None}
-        for path, entry in kept.items():
+        held |= {one.name: held[one.name].clone() for one in attributes.values() if held[one.name] is not None}
+        for path, entry in attributes.items():
             put(module, path, held[entry.name])
         try:
             arguments = {entry.name: held[entry.name] for entry in entries if entry.attribute is None}
-            outputs, after = called(self.spec, given, arguments, valid)
-            after |= {entry.name: value_at(module, path) for path, entry in kept.items()}
+            outputs, after = called(self.spec, arguments_by_name, arguments, valid)
+            after |= {entry.name: value_at(module, path) for path, entry in attributes.items()}
         finally:
-            for path, value in found.items():
+            for path, value in values.items():
                 put(module, path, value)
-        return RawStep(given, held, outputs, {entry.name: after[entry.name] for entry in entries})
+        return RawStep(arguments_by_name, held, outputs, {entry.name: after[entry.name] for entry in entries})
 
     def _cast(self, tensor: Any, dtype: str) -> Any:
         return None if tensor is None else tensor.to(self.dtype if dtype == "float32" else TORCH[dtype])

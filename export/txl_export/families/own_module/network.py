@@ -59,11 +59,11 @@ class StepNetwork(nn.Module):
     def forward(self, *flat: Tensor) -> tuple[Tensor, ...]:
         """Run one step; see the module's table. For example, x [2, 8] and h [2, 32] give y [2, 4] and h [2, 32]."""
         plan, names = self._plan, [entry.name for entry in self._plan.inputs]
-        given = dict(zip(names, flat, strict=False))
-        valid = given.pop(VALID, None)
+        tensors = dict(zip(names, flat, strict=False))
+        valid = tensors.pop(VALID, None)
         held = dict(zip(self.read, flat[len(names) :], strict=True))
         states = {name: held.get(name, self._without_rows(name)) for name in self._states}
-        outputs, after = self._eager.traced(given, states, valid if plan.spec.lengths else None)
+        outputs, after = self._eager.traced(tensors, states, valid if plan.spec.lengths else None)
         for entry in plan.outputs:
             if entry.role == "logits":
                 outputs[entry.name] = F.log_softmax(outputs[entry.name].float(), dim=-1)

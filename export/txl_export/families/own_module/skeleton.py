@@ -73,8 +73,8 @@ def skeleton(tensors: Mapping[str, Tensor], classes: Mapping[str, str], file: st
         CheckpointError: a part's name is no valid name in Python.
     """
     top, name = parts_of(tensors, classes), shlex.quote(shown(file))
-    made = _Layers(top)
-    forward = _Forward(made)
+    layers = _Layers(top)
+    forward = _Forward(layers)
     length = _length(top)
     return _FILE.format(
         file=name,
@@ -82,7 +82,7 @@ def skeleton(tensors: Mapping[str, Tensor], classes: Mapping[str, str], file: st
         module=shlex.quote(f"{shown(Path(file).stem)}.py"),
         base="Module" if length is None else "ModuleList",
         parts="" if length is None else f"nn.Module() for _ in range({length})",
-        layers="\n        ".join(made.lines),
+        layers="\n        ".join(layers.lines),
         arguments=", ".join(forward.arguments),
         calls="\n        ".join(forward.lines),
         input=_input(forward.first),
@@ -194,12 +194,12 @@ class _Forward:
         states: the lines of the `StateSpec`s.
     """
 
-    def __init__(self, made: _Layers) -> None:
+    def __init__(self, layers: _Layers) -> None:
         self.lines = ["# TODO: is this the order of the calls, and does nothing lie between them?"]
         self.arguments, self.states = ["x"], list[str]()
-        self._free = dict(made.buffers)
+        self._free = dict(layers.buffers)
         groups: list[list[_Call]] = [[]]
-        for call in made.calls:  # a layer without sizes is called before the next layer with sizes
+        for call in layers.calls:  # a layer without sizes is called before the next layer with sizes
             groups[-1].append(call)
             groups += [[]] if call.sized else []
         *groups, end = groups
@@ -259,8 +259,8 @@ class _Forward:
 
 def _beginning(chains: list[list[Layer]]) -> Layer | None:
     """Return the layer to begin with: an embedding, else one whose input no other layer returns, else the first."""
-    given = Counter(chain[-1].gives for chain in chains)
-    free = [chain[0] for chain in chains if given[chain[0].takes] == (chain[0].takes == chain[-1].gives)]
+    counts = Counter(chain[-1].gives for chain in chains)
+    free = [chain[0] for chain in chains if counts[chain[0].takes] == (chain[0].takes == chain[-1].gives)]
     firsts = [chain[0] for chain in chains]
     return next(iter([*(first for first in firsts if first.axes == "tokens"), *free, *firsts]), None)
 

@@ -35,10 +35,10 @@ def split(text: Ids | None, fits: bool, listener: Listener) -> tuple[Ids | None,
         return None, text
     first = 0 if text is None else int(SHARE * len(text))
     if text is None or first < READ:
-        found = "no text was given" if text is None else f"the text has {len(text):,} tokens"
+        reason = "no text was given" if text is None else f"the text has {len(text):,} tokens"
         least = math.ceil(READ / SHARE)
         listener.warn(
-            f"int4 matrices are rounded: {found}; --text or --tokens of {least:,} tokens would fit them to it"
+            f"int4 matrices are rounded: {reason}; --text or --tokens of {least:,} tokens would fit them to it"
         )
         return None, text
     rest = len(text) - first
@@ -82,7 +82,7 @@ def gather_inputs(reference: PaperModel, tokens: Ids, listener: Listener) -> dic
         for segment in segments:
             _, memory = reference.hidden(segment, memory)
             listener.advance()
-    finite = {name: found for name, found in sums.items() if bool(found.isfinite().all())}
+    finite = {name: total for name, total in sums.items() if bool(total.isfinite().all())}
     if strange := sorted(sums.keys() - finite.keys()):
         listener.warn(f"{strange[0]} and {len(strange) - 1} others met infinity or NaN in the text; they are rounded")
     return finite

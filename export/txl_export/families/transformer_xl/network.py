@@ -110,15 +110,15 @@ class Network(Traceable):
 
         None if it depends on the dialect alone. For example, [5, 3] valid tokens.
         """
-        dialect, found = self.dialect, torch.full((), EVERY, dtype=torch.int32)
+        dialect, window = self.dialect, torch.full((), EVERY, dtype=torch.int32)
         if not dialect.segment_window and dialect.single_steps is None:
             return None
         if dialect.segment_window:
-            found = torch.where(valid > 1, valid, found)
+            window = torch.where(valid > 1, valid, window)
         if dialect.single_steps is not None:
             step = torch.full((), memory_length + 1, dtype=torch.int32)
-            found = torch.where(valid > dialect.single_steps, found, step)
-        return found
+            window = torch.where(valid > dialect.single_steps, window, step)
+        return window
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Embed token ids, which are clipped to 0 … V-1: int [B, L] → [B, L, D]. For example, [2, 5] → [2, 5, 32]."""

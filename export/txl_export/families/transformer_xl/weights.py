@@ -162,7 +162,7 @@ def check_weights(config: ModelConfig, weights: Mapping[str, Tensor], source: st
 
 def drop_ties(config: ModelConfig, weights: Weights) -> Weights:
     """Return the weights without output parameters that equal the embedding's, so that all tied files have one form."""
-    kept = dict(weights)
+    unique = dict(weights)
     for cluster, (first, last) in enumerate(config.clusters):
         if config.div_val == 1:
             table, projection = weights["embedding.tables.0"][first:last], weights.get("embedding.projections.0")
@@ -170,10 +170,10 @@ def drop_ties(config: ModelConfig, weights: Weights) -> Weights:
             table = weights[f"embedding.tables.{cluster}"]
             projection = weights.get(f"embedding.projections.{cluster}")
         for name, tied in ((f"softmax.tables.{cluster}", table), (f"softmax.projections.{cluster}", projection)):
-            own = kept.get(name)
+            own = unique.get(name)
             if own is not None and tied is not None and (own is tied or torch.equal(own, tied)):
-                del kept[name]
-    return kept
+                del unique[name]
+    return unique
 
 
 def model_id(config: ModelConfig, dialect: Dialect, memory_length: int, weights: Mapping[str, Tensor]) -> str:

@@ -88,9 +88,9 @@ class FileModule(nn.Module):
 
         def run(*given: Tensor) -> tuple[Tensor, ...]:
             feeds = {side.port: tensor.numpy().astype(side.dtype) for side, tensor in zip(takes, given, strict=True)}
-            found = call(feeds)
+            results = call(feeds)
             return tuple(
-                torch.from_numpy(np.array(found[port]).astype(kind_of(port, side.dtype))) for port, side in gives
+                torch.from_numpy(np.array(results[port]).astype(kind_of(port, side.dtype))) for port, side in gives
             )
 
         self._run = run

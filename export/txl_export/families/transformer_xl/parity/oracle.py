@@ -90,8 +90,8 @@ class OracleStreams(ReferenceStreams):
         dtype = np.float64 if self.reference.small else np.float32
         result = np.zeros((*tokens.shape, self._network.config.vocab_size), dtype)
         for rows, outputs in self.run({"tokens": tokens}, counts):
-            found = whole(outputs["logprobs"], len(rows))
-            result[rows, : found.shape[1]] = found
+            logprobs = whole(outputs["logprobs"], len(rows))
+            result[rows, : logprobs.shape[1]] = logprobs
         return result
 
     @property

@@ -81,7 +81,7 @@ def _features(manifest: Manifest, open_model: Callable[[], Model], reference: Pa
         return []
     count = length * (2 + -(-manifest.memory_length // length))
     ids = np.random.default_rng(0).integers(manifest.vocab_size, size=(1, count)).astype(np.int32)
-    found = model.stream(1).features(ids)[..., width:]
+    features = model.stream(1).features(ids)[..., width:]
     entered, memory = list[Tensor](), reference.initial_memory()
     name = f"{layer_name(manifest.config.n_layer - 1)}.feed_forward.inner"
     reference.watch = lambda matrix, rows: entered.append(rows) if matrix == name else None
@@ -89,7 +89,7 @@ def _features(manifest: Manifest, open_model: Callable[[], Model], reference: Pa
         _, memory = reference.hidden(torch.from_numpy(ids[:, first : first + length]), memory)
     reference.watch = None
     expected = torch.cat(entered, dim=1).double().numpy()
-    limits, errors = rung(precision, model.backend.name), found - expected
+    limits, errors = rung(precision, model.backend.name), features - expected
     if limits.logprobs is not None:
         value = float(np.abs(errors).max() / max(1.0, np.abs(expected).max()))
         return [Gate("features max abs (relative)", value, limits.logprobs, value <= limits.logprobs)]
