@@ -82,7 +82,7 @@ class Options:
     bfloat16: bool = flag(native_bfloat16(), "multiply in bfloat16 while training; the weights stay float32")
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be trained, before anything is read."""
+        """Refuse options that cannot be trained, before anything is read."""
         zero_allowed = {"seed", "steps", "bfloat16"}
         for name, value in dataclasses.asdict(self).items():
             if value < 0 or (value == 0 and name not in zero_allowed) or not math.isfinite(value):
@@ -295,7 +295,8 @@ def fit(model: TransformerXL, text: bytes, options: Options, report: Report) -> 
 def checkpoint(model: TransformerXL, options: Options, training: dict[str, Any]) -> dict[str, Any]:
     """Give the txl-deploy checkpoint: plain values and float32 tensors, nothing that needs this file to be read."""
     state = {name: tensor.detach().clone().contiguous() for name, tensor in model.state_dict().items()}
-    state["softmax.tables.0"] = state["embedding.tables.0"]  # the copies came apart; tied weights are one tensor
+    # the average makes two copies; tied weights must be one tensor
+    state["softmax.tables.0"] = state["embedding.tables.0"]
     config = {
         "vocab_size": VOCABULARY,
         "n_layer": options.layers,
@@ -331,7 +332,7 @@ def checkpoint(model: TransformerXL, options: Options, training: dict[str, Any])
 
 
 told: list[int] = []
-"""Signals that have come."""
+"""Signals that have arrived."""
 
 
 def stop(number: int, frame: FrameType | None = None) -> None:
@@ -341,7 +342,7 @@ def stop(number: int, frame: FrameType | None = None) -> None:
 
 
 def go_on() -> None:
-    """End the run where a signal has come whose exception was dropped."""
+    """End the run if a signal has arrived whose exception Python dropped."""
     if told:
         stop(told[0])
 
@@ -350,7 +351,7 @@ class Screen(Console):
     """A terminal whose cursor is never hidden, because a run that is killed or suspended could not bring it back."""
 
     def show_cursor(self, show: bool = True) -> bool:
-        """Leave it as it is."""
+        """Do nothing."""
         return False
 
 
@@ -363,7 +364,7 @@ def train(out: Path, options: Options, force: bool = False) -> dict[str, Any]:
     existing = [name for name in FILES if (out / name).exists()]
     if existing and not force:
         raise FileExistsError(f"{out} already holds {', '.join(existing)}; give --force to replace")
-    out.mkdir(parents=True, exist_ok=True)  # now, so that a folder that cannot be made costs no training
+    out.mkdir(parents=True, exist_ok=True)  # before training, so that a folder that cannot be made is noticed early
     text, heldout = library_text(options.heldout_bytes)
     torch.manual_seed(options.seed)
     model = TransformerXL(options)
@@ -421,7 +422,7 @@ def train(out: Path, options: Options, force: bool = False) -> dict[str, Any]:
         partial["heldout.txt"].write_bytes(heldout)
         partial["vocabulary.json"].write_text(json.dumps({"kind": "bytes"}) + "\n")
         for name, path in partial.items():
-            path.replace(out / name)  # in one step each: no reader ever meets half a file
+            path.replace(out / name)  # renamed, so that no reader sees half a file
     finally:
         for path in partial.values():
             path.unlink(missing_ok=True)
@@ -429,7 +430,7 @@ def train(out: Path, options: Options, force: bool = False) -> dict[str, Any]:
 
 
 def show(facts: dict[str, Any], out: Path) -> None:
-    """Print the facts of a run that a reader wants first."""
+    """Print the facts of a run that readers want first."""
     table = Table(title="Transformer-XL on the Python standard library", show_header=False)
     table.add_column()
     table.add_column(overflow="fold")  # a hash or path too wide for the terminal wraps; cut short it would be useless
@@ -444,7 +445,7 @@ def show(facts: dict[str, Any], out: Path) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Read the flags, train, and print what came of it; gives the exit status."""
+    """Read the flags, train, and print the results; return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="the folder for " + ", ".join(FILES))
     parser.add_argument("--force", action="store_true", help="replace files that are already there")
@@ -470,7 +471,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    for each in (signal.SIGINT, signal.SIGTERM):  # else the terminal keeps half a bar, and the folder half a file
+    # otherwise the terminal would keep half a bar, and the folder half a file
+    for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, stop)
     sys.unraisablehook = lambda found: None if told else sys.__unraisablehook__(found)
     sys.exit(main())

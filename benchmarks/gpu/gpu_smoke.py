@@ -3,7 +3,8 @@
     python benchmarks/gpu/gpu_smoke.py [--bytes N] [--out FOLDER]
 
 Each check prints ok or FAILED with figures, and the next one runs in any case; with --out, results are in
-FOLDER/gpu_smoke.jsonl as soon as they are known. Needs NumPy and no package of CUDA's.
+FOLDER/gpu_smoke.jsonl as soon as they are known. Needs NumPy and the driver; PyTorch only for the last check. Without a
+GPU it says so and ends with 0.
 """
 
 from __future__ import annotations

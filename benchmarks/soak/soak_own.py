@@ -1,9 +1,8 @@
 """Measures a state that never forgets over many steps: how far a bundle departs from its module in float64.
 
 A Transformer-XL forgets everything, also rounding errors, after some hundred tokens. This module forgets nothing: it
-has
-a rotation that neither grows nor fades, a sum, and a count. Its rounding errors can only add up, in PyTorch's float32
-too, so the module also runs in float32.
+has a rotation that neither grows nor fades, a sum, and a count. Its rounding errors can only add up, in PyTorch's
+float32 too, so the module also runs in float32.
 """
 
 from __future__ import annotations

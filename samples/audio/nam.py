@@ -23,7 +23,7 @@ from txl_export import InputSpec, OutputSpec, StateSpec, StepSpec, at_rest
 from txl_runtime.errors import UsageError
 
 SAMPLE_RATE = 48000.0
-"""Samples a second of a file that does not say."""
+"""Samples per second if the file does not name a rate."""
 LENGTHS = (64, 8, 1)
 """Segment lengths into which blocks of any size can be cut."""
 ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
@@ -40,12 +40,12 @@ REFUSED = (
     *("head1x1", "conv_pre_film", "conv_post_film", "input_mixin_pre_film", "input_mixin_post_film"),
     *("activation_pre_film", "activation_post_film", "layer1x1_post_film", "head1x1_post_film"),
 )
-"""Parts of a layer that a file may have; they are refused where they are active."""
+"""Parts of a layer that a file may switch on; a file that does is refused."""
 MOST_PAST = 1 << 18
-"""The largest number of samples that a layer may look back, 5 s at 48 kHz: a file's numbers take that much memory."""
+"""Maximum number of samples that a layer may look back, 5 s at 48 kHz: a number in the file decides this memory."""
 
 MOST_LAYERS = 64
-"""A number in a file makes that many layers before they are compared with the weights."""
+"""Maximum number of layers: a number in the file decides it, before weights are compared."""
 
 
 class Conv(nn.Module):
@@ -78,9 +78,9 @@ class Conv(nn.Module):
         return found if self.bias is None else found + self.bias
 
     def read(self, values: Tensor) -> dict[str, Tensor]:
-        """Return the parameters in a file's order, [m][n][kernel] and then the bias, as a state dict.
+        """Return the parameters as a state dict, from a file's order [m][n][kernel] and then the bias.
 
-        For example, 4 channels in and out and a kernel of 3 read 48 numbers and 4 of the bias.
+        For example, 4 channels in and out with a kernel of 3 take 48 numbers, and 4 for the bias.
         """
         size = self.weight.numel()
         found = {"weight": values[:size].reshape(self.shape).permute(2, 1, 0).reshape(self.weight.shape)}
@@ -117,7 +117,7 @@ class Layer(nn.Module):
 
 
 class LayerArray(nn.Module):
-    """Layers of one width; what they give the head is summed and projected."""
+    """Layers of one width; their outputs for the head are summed and projected."""
 
     def __init__(self, of: Mapping[str, Any]) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ class LayerArray(nn.Module):
 
 
 class WaveNet(nn.Module):
-    """Arrays of layers, one after the other; the head of each goes on from that of the one before."""
+    """Arrays of layers in sequence; each array's head continues from the head before it."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ class WaveNet(nn.Module):
         return scaled[..., 0]
 
     def states(self) -> dict[str, tuple[int, int]]:
-        """Return rows and width of the past of each convolution that has one."""
+        """Return rows and width of each convolution's past, for convolutions that have one."""
         convs = [part for part in self.modules() if isinstance(part, Conv)]
         return {conv.name: (conv.past, conv.shape[1]) for conv in convs if conv.past}
 
@@ -189,7 +189,7 @@ class WaveNet(nn.Module):
 
 
 def _each(of: Mapping[str, Any], key: str, number: int, default: Any = None) -> Any:
-    """Return a layer's value where an array has one for all layers or a list of one for each."""
+    """Return a layer's value from an array's config, which holds one value for all layers or a list."""
     value = of.get(key, default)
     return value[number] if isinstance(value, list) else value
 
@@ -203,7 +203,7 @@ def _activation(given: Any) -> Callable[[Tensor], Tensor]:
 
 
 class Lstm(nn.Module):
-    """An LSTM over samples; `h` and `c` [layers, H] are the states that a file begins with."""
+    """An LSTM over samples; the file has the states `h` and `c` [layers, H] to begin with."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
@@ -263,7 +263,7 @@ def build(weights: str | None) -> StepSpec:
         if stored["architecture"] not in ("WaveNet", "LSTM"):
             raise UsageError(f"architecture is {stored['architecture']!r}, expected WaveNet or LSTM")
         make = WaveNet if stored["architecture"] == "WaveNet" else Lstm
-        with torch.device("meta"):  # sizes first: a file may name any
+        with torch.device("meta"):  # on the meta device, because a file may name sizes that do not fit the memory
             expected = sum(part.numel() for name, part in make(stored["config"]).state_dict().items() if _stored(name))
         values = torch.tensor(stored["weights"], dtype=torch.float32)
         if values.shape != (expected,) or not values.isfinite().all():
@@ -291,12 +291,12 @@ def _step(module: Any, inputs: dict[str, Any], states: dict[str, Any]) -> tuple[
 
 
 def _stored(name: str) -> bool:
-    """Return whether a file has this tensor: of an LSTM's two biases it has the sum."""
+    """Return True if a file has this tensor: of an LSTM's two biases it has only the sum."""
     return "bias_hh" not in name
 
 
 def count(name: str, value: Any) -> int:
-    """Return a size from a file."""
+    """Return a size from a file's config; refuse one that is no positive integer or too large."""
     if type(value) is not int or value < 1:
         raise UsageError(f"{name} is {value!r}, expected a whole number from 1")
     return value

@@ -32,7 +32,7 @@ INNER, MIXED = HEADS * PER_HEAD, HEADS * PER_HEAD + 2 * STATE
 
 
 class SelectiveState(nn.Module):
-    """One layer (arXiv 2405.21060): what is forgotten and what is written depends on the input."""
+    """One layer (arXiv 2405.21060): the input decides what the state forgets, and what is written to it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class SelectiveState(nn.Module):
         self.direct = nn.Parameter(torch.ones(HEADS, 1))
 
     def forward(self, x: Tensor, window: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """From x [B, L, D], window [B, reach, mixed], state [B, heads, per head, N] to the same three.
+        """Run x [B, L, D], window [B, reach, mixed] and state [B, heads, per head, N]; return the same three.
 
         For example, x [2, 1, 32].
         """
@@ -74,7 +74,7 @@ class SelectiveModel(nn.Module):
         self.layers = nn.ModuleList(SelectiveState() for _ in range(LAYERS))
 
     def forward(self, tokens: Tensor, windows: Tensor, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """From tokens [B, L] and states with a first axis of layers to logits [B, L, 256] and states."""
+        """Run tokens [B, L] and states, whose first axis is the layers; return logits [B, L, 256] and states."""
         x, after = self.embedding(tokens), []
         for layer, window, state in zip(self.layers, windows, states, strict=True):
             x, window, state = layer(x, window, state)
@@ -100,7 +100,7 @@ def build(weights: str | None) -> StepSpec:
 
 
 def train(seconds: float, streams: int = 8) -> SelectiveModel:
-    """Learn the sources that came with the interpreter."""
+    """Train on the sources that came with the interpreter."""
     torch.manual_seed(0)
     text = b"".join(path.read_bytes() for path in sorted(Path(os.__file__).parent.glob("*.py")))
     data = (
@@ -111,7 +111,8 @@ def train(seconds: float, streams: int = 8) -> SelectiveModel:
     while not position or time.monotonic() - started < seconds:
         if position % (64 * SEGMENT) == 0:
             states = torch.zeros(LAYERS, streams, REACH, MIXED), torch.zeros(LAYERS, streams, HEADS, PER_HEAD, STATE)
-        window = data[:, position : position + 4 * SEGMENT + 1]  # longer than a segment: so it learns what to keep
+        # longer than a segment, so that the model learns to keep what later segments need
+        window = data[:, position : position + 4 * SEGMENT + 1]
         logits, *after = model(window[:, :-1], *states)
         states = after[0].detach(), after[1].detach()
         loss = functional.cross_entropy(logits.flatten(0, 1), window[:, 1:].flatten())

@@ -16,7 +16,7 @@ LAYERS, WIDTH, HEADS, MEMORY = 2, 64, 4, 32
 
 
 class Gate(nn.Module):
-    """A GRU's gates: how much of what a part computed replaces its input. At first little does."""
+    """A GRU's gates: they decide how much of a part's result replaces its input, at first little."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Gate(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention to the rows behind, by content and by distance, and two linear layers."""
+    """Attention to earlier rows, by content and by distance, and two linear layers."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
-"""Plays mazes with a bundle, without torch; with the weights given, PyTorch plays the same mazes and is compared.
+"""Plays mazes with a bundle, without torch; given the weights, PyTorch plays the same mazes for comparison.
 
-python samples/policy/play.py lstm.txl
-python samples/policy/play.py lstm.txl --against lstm lstm.pt
+    python samples/policy/play.py lstm.txl
+    python samples/policy/play.py lstm.txl --against lstm lstm.pt
 
-Ends with 1 where the bundle is further from PyTorch than rounding takes it, and with 2 where it cannot play.
+The exit code is 1 if the bundle differs from PyTorch by more than rounding explains, and 2 if it cannot play.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class BundlePlayer:
         self.stream = model.stream()
 
     def scores(self, observation: Array) -> Array:
-        """[rows, 9] → scores of actions [rows, 3]."""
+        """Return scores of actions: observations [rows, 9] → [rows, 3]."""
         return self.stream.run({"observation": observation[:, None]})["action"][:, 0]
 
     def reset(self, rows: Array) -> None:
@@ -62,7 +62,9 @@ class Comparison:
     deviation: float = 0.0
 
     def excess(self, precision: str, engine: str) -> list[str]:
-        """Return a line for each figure above its limit of the ladder, which in half precision is the deviation's."""
+        """Return a line for each figure above its limit in the ladder; in half precision, the limit of the
+        deviation.
+        """
         limits, found = rung(precision, engine), []
         for name, value, limit in (
             ("difference of scores", self.largest, limits.logprobs),
@@ -75,7 +77,7 @@ class Comparison:
 
 
 def compare(ours: list[Episode], theirs: list[Episode]) -> Comparison:
-    """Compare episode by episode."""
+    """Compare two players episode by episode."""
     counts, pairs = Comparison(), []
     for one, other in zip(ours, theirs, strict=True):
         ties = 0
@@ -101,7 +103,7 @@ def compare(ours: list[Episode], theirs: list[Episode]) -> Comparison:
 
 
 def run(bundle: str, against: tuple[str, str] | None, episodes: int) -> list[str]:
-    """Play, and say what is too far from PyTorch."""
+    """Play, and describe differences from PyTorch that are too large."""
     model = txl_runtime.load(bundle)
     if "action" not in [entry.name for entry in model.manifest.outputs]:
         raise UsageError(
@@ -133,7 +135,7 @@ def run(bundle: str, against: tuple[str, str] | None, episodes: int) -> list[str
 
 
 def mean(episodes: list[Episode]) -> float:
-    """The mean return."""
+    """Return the mean return."""
     return float(np.mean([episode.returned for episode in episodes]))
 
 

@@ -1,4 +1,4 @@
-"""Trains a policy in about a minute on two idle cores, by imitation of somebody who remembers.
+"""Trains a policy in about a minute on two idle cores, by imitation of a player who remembers the signs.
 
 python samples/policy/train.py lstm lstm.pt
 python samples/policy/train.py gtrxl gtrxl.pt
@@ -48,7 +48,7 @@ def fresh_states(spec: StepSpec, rows: int) -> list[Tensor]:
 
 
 def train(model: ModuleType, updates: int = UPDATES, seconds: float = 600, seed: int = 0) -> StepSpec:
-    """Learn to take the right action, and to foresee the doors to come; ends after `updates`, or after `seconds`."""
+    """Train to take the right action, and to predict the remaining doors; stop after `updates`, or after `seconds`."""
     torch.manual_seed(seed)
     spec: StepSpec = model.build(None)
     policy: Policy = spec.module.train()

@@ -37,11 +37,11 @@ DEFAULTS: dict[str, Table] = {
 
 
 class RefusedError(ValueError):
-    """Has a sentence that says what is refused, and why: "bundle", "usage", "backend" or "unsupported"."""
+    """A refusal with a kind ("bundle", "usage", "backend" or "unsupported") and a sentence with the reason."""
 
 
 def need(condition: Any, sentence: str, kind: str = "usage") -> None:
-    """Refuse with a sentence unless a condition holds."""
+    """Raise RefusedError with a sentence unless a condition holds."""
     if not condition:
         raise RefusedError(sentence, kind)
 
@@ -56,7 +56,7 @@ class Bundle:
         trusted = manifest_sha256 in (None, hashlib.sha256(data).hexdigest()) and len(data) <= 16 << 20
         need(trusted, "manifest.json is too large, or not the trusted one.", "bundle")
         m = self.manifest = json.loads(data.decode())
-        json.dumps(m, ensure_ascii=False).encode()  # which fails for half a character
+        json.dumps(m, ensure_ascii=False).encode()  # fails for a lone half of a surrogate pair
         version = str(m["format_version"])
         need(m["format"] == "txl-deploy.bundle", f"{m['format']!r} is not the format of bundles.", "bundle")
         need(re.fullmatch(r"2(\.\d+)?", version), f"Format {version} is not 2.x.", "bundle")
@@ -80,7 +80,7 @@ class Bundle:
             need(same, f"{name!r} has another size or hash than is listed.", "bundle")
 
     def _check(self) -> None:
-        """Refuse tables by which this reader would go wrong."""
+        """Refuse tables that this reader would compute wrongly."""
         m, most = self.manifest, self.counters.get("fill", {}).get("most")
         lengths = {p["segment_length"] for p in self.steps}
         of_rule = {(p["update"], p["kind"], p["segment_length"]) for p in self.steps}
@@ -125,7 +125,7 @@ class Bundle:
         return [sizes.get(size, size) for size in row["shape"]]
 
     def session(self, program: Table) -> ort.InferenceSession:
-        """Return the session of a program's graph, which names the file of its weights itself."""
+        """Return the session of a program's graph; the graph names its weight file itself."""
         name = program["file"]
         if name not in self.sessions:
             version = [int(part) for part in ort.__version__.split(".")[:2]]
@@ -141,10 +141,7 @@ class Bundle:
         return self.sessions[name]
 
     def softmax(self, hidden: Array) -> Array:
-        """Make the log-probabilities of rows [rows, F] from the softmax's parts (§ 6).
-
-        For example, [3, 64] → [3, 256].
-        """
+        """Compute log-probabilities of rows [rows, F] with the softmax's programs (§ 6), e.g. [3, 64] → [3, 256]."""
         parts, output = {}, self.outputs[self.logprobs]
         for p in self.manifest["programs"]:
             if p["kind"] == "head" or p["kind"].startswith("tail."):
@@ -155,13 +152,13 @@ class Bundle:
         return np.concatenate(words, axis=1)
 
     def rule(self, update: str | None = None) -> str:
-        """Return a rule if there are programs of it; without one the first there are of ring, rolled and replace."""
+        """Return the given rule if it has programs; without one, the first of ring, rolled and replace that has."""
         need(update is None or update in self.rules, f"This bundle has no programs of rule {update!r}.")
         return update or min(self.rules, key=["ring", "rolled", "replace"].index)
 
 
 def derive(m: Table) -> None:
-    """Fill in a manifest's missing fields: the schema's defaults, and what format 2.0 did not say (§ 10)."""
+    """Fill in a manifest's missing fields: the schema's defaults, and fields that format 2.0 lacked (§ 10)."""
     for table, defaults in DEFAULTS.items():
         m[table] = [{**defaults, **row} for row in m[table]]
     m.setdefault("vocabulary", None)
@@ -171,7 +168,7 @@ def derive(m: Table) -> None:
         s.setdefault("spill", s["shape"][s["row_axis"]] - s["slots"] if s in rings else 0)
         s.setdefault("in_place", s["update"] == "ring")
         s["memory"] = s["update"] != "replace"
-    for s in m["states"]:  # a state's name in snapshots
+    for s in m["states"]:  # the state's name in snapshots
         s["label"] = s["name"] if s["memory"] or not any(t["memory"] for t in m["states"]) else "whole/" + s["name"]
     counters = {
         "fill": {**m.get("counters", {}).get("fill", {}), "over": "stay"},
@@ -194,7 +191,7 @@ def only_counted(row: Table, array: Array, counts: Array) -> Array:
 
 
 class Stream:
-    """b sequences and their states. The arrays have room for B; what stands behind b means nothing."""
+    """b sequences and their states. The arrays have room for B sequences; entries from b on have no meaning."""
 
     def __init__(self, bundle: Bundle, b: int, rule: str | None = None, limit: int | None = None) -> None:
         """Start b sequences, which keep and see `limit` memory rows at most."""
@@ -221,7 +218,7 @@ class Stream:
     # States: `_fresh` and `state` give tensors as snapshots have them, `_put` takes them; the rest is made of these.
 
     def _form(self, s: Table, n: int, rows: int) -> list[int]:
-        """Return a state's shape in snapshots, for n sequences with `rows` rows of memory, or of a growing state."""
+        """Return a state's shape in snapshots, for n sequences with `rows` rows of memory or of a growing state."""
         if s["memory"]:
             return [n, rows, *np.delete(s["shape"], [s["batch_axis"], s["row_axis"]]).tolist()]
         sizes = {s["row_axis"]: rows, s["batch_axis"]: n} if s["rows"] else {s["batch_axis"]: n}
@@ -276,7 +273,7 @@ class Stream:
         return tensors
 
     def _put(self, rows: Sequence[int], found: Arrays) -> None:
-        """Let some sequences have a state."""
+        """Set the state of some sequences."""
         if self.memory:
             self.fill[rows], self.head[rows] = np.minimum(found["fill"], self.most), found["head"] % self.R
         for s in self.states:
@@ -296,23 +293,25 @@ class Stream:
                 np.moveaxis(self.array[s["input"]], s["batch_axis"], 0)[rows] = np.moveaxis(value, s["batch_axis"], 0)
 
     def _front(self, s: Table) -> Array:
-        """Return a view of a memory's array with the sequences in front, and then the rows."""
+        """Return a view of a memory's array with the axis of sequences first, then that of rows."""
         return np.moveaxis(self.array[s["input"]], (s["batch_axis"], s["row_axis"]), (0, 1))
 
     def _places(self, i: int) -> Array:
-        """Return where the memory rows of sequence i stand, the oldest first (§ 4)."""
+        """Return the places of sequence i's memory rows, the oldest first (§ 4)."""
         ring = np.arange(self.head[i] - self.fill[i], self.head[i]) % self.R
         return ring if self.rule == "ring" else np.arange(self.M - self.fill[i], self.M)
 
     def _sequences(self, rows: Sequence[int] | None, alone: bool = True) -> list[int]:
-        """Return sequences that were named, or all; unless they may be taken `alone`, lockstep wants all or none."""
+        """Return the given sequences, or all; in lockstep only all or none, unless single ones are allowed with
+        `alone`.
+        """
         rows = list(range(self.b)) if rows is None else list(rows)
         need(set(rows) <= set(range(self.b)), f"There are no such sequences: {rows}.")
         need(alone or not rows or len(set(rows)) == self.b or not self.bundle.lockstep, "Lockstep has all or none.")
         return rows
 
     def reset(self, rows: Sequence[int] | None = None) -> None:
-        """Make some sequences new, or all."""
+        """Reset some sequences, or all."""
         rows = self._sequences(rows, alone=False)
         if rows:
             self._put(rows, self._fresh(len(rows)))
@@ -335,7 +334,7 @@ class Stream:
         return save({n: np.ascontiguousarray(v) for n, v in self.state(rows).items()}, self._metadata(len(rows)))
 
     def restore(self, snapshot: bytes, rows: Sequence[int] | None = None) -> None:
-        """Let some sequences, or all, have the state of a snapshot; one that does not fit changes nothing."""
+        """Give some sequences, or all, the state of a snapshot; a snapshot that does not fit changes nothing."""
         rows = self._sequences(rows, alone=False)
         found, header = load(snapshot), json.loads(snapshot[8 : 8 + int.from_bytes(snapshot[:8], "little")])
         fits = self._metadata(len(rows)).items() <= header.get("__metadata__", {}).items()
@@ -360,7 +359,7 @@ class Stream:
         self._put(rows, found)
 
     def _checked(self, inputs: Arrays, counts: Counts) -> tuple[Arrays, int, Array]:
-        """Return the inputs with zeros where nothing counts, T, and the counts (None: all T)."""
+        """Return the inputs with zeros at positions that do not count, T, and the counts (None: all T)."""
         given, b = self.bundle.given, self.b
         need(inputs.keys() == given.keys(), f"The inputs are {list(given)}, not {list(inputs)}.")
         length = next(
@@ -383,7 +382,7 @@ class Stream:
         return arrays, length, ends
 
     def _allowed(self, length: int, counts: Array) -> None:
-        """Refuse a segment that this bundle does not run."""
+        """Refuse a segment that this bundle cannot run."""
         lengths = [p["segment_length"] for p in self.programs]
         fits = length in lengths if self.bundle.exact else 1 <= length <= lengths[-1]
         need(fits, f"There are no segments of {length} positions.")
@@ -391,7 +390,7 @@ class Stream:
         need(not self.bundle.lockstep or counts.all() or not counts.any(), "In lockstep all sequences run, or none.")
 
     def _takes(self, program: Table) -> bool:
-        """Tell whether a program takes the states as they are (§ 4, replace)."""
+        """Return True if a program accepts the present states (§ 4, replace)."""
         listed = {t["name"]: t["shape"] for t in program["inputs"]}
         for s in self.states:
             sizes, there = listed.get(s["input"]), self.array.get(s["input"], np.zeros(0))
@@ -411,7 +410,7 @@ class Stream:
         return self._step(arrays, length, checked, commit)
 
     def _step(self, arrays: Arrays, length: int, counts: Array, commit: bool) -> Arrays:
-        """Run a segment that is allowed."""
+        """Run a segment that was checked."""
         bundle, B, kind = self.bundle, self.bundle.B, self.bundle.rules[self.rule]
         wanted = {name: row for name, row in bundle.outputs.items() if kind == "step" or name == bundle.logprobs}
         shapes = {name: bundle.shape(row, length, self.b) for name, row in wanted.items()}
@@ -442,7 +441,7 @@ class Stream:
         return {name: only_counted(row, cut[name], counts) for name, row in wanted.items()}
 
     def _call(self, program: Table, feeds: Arrays) -> Arrays:
-        """Run a graph; return its outputs but those that it wrote in place."""
+        """Run a graph; return its outputs except those that it wrote in place."""
         session = self.bundle.session(program)
         binding = session.io_binding()
         values = {t["name"]: ort.OrtValue.ortvalue_from_numpy(feeds[t["name"]]) for t in program["inputs"]}
@@ -458,7 +457,7 @@ class Stream:
         return {name: value.numpy() for name, value in zip(new, binding.get_outputs()[len(in_place) :], strict=False)}
 
     def _count(self, valid: Array) -> None:
-        """Move the counters on, and copy the rows that a ring's step wrote behind its slots to the first ones."""
+        """Advance the counters, and copy rows that a ring's step wrote beyond its slots to the first slots."""
         self.fill = np.minimum(self.fill + valid, self.most)
         self.head = self.head + valid if self.rule == "ring" else self.head
         for i in np.flatnonzero(self.head >= self.R):

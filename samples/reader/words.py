@@ -1,4 +1,4 @@
-"""Text in and out for a reader of bundles, and the replay of stored vectors; "§" are the page's sections."""
+"""Text in and out for the reader of bundles, and the replay of stored vectors; "§" are sections of bundle-format.md."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from safetensors.numpy import load
 
 
 def _text(stream: Stream, tokens: Array, counts: Counts) -> tuple[str, Array, Array]:
-    """Return the name of the tokens, and tokens [b, T] and their counts as arrays."""
+    """Return the name of the token input, and tokens [b, T] and their counts as arrays."""
     (name, row), *others = stream.bundle.given.items()
     need(row["role"] == "tokens" and not others and stream.bundle.logprobs, "This is no model of tokens alone.")
     tokens = np.asarray(tokens, np.int32)
@@ -25,7 +25,9 @@ def _text(stream: Stream, tokens: Array, counts: Counts) -> tuple[str, Array, Ar
 
 
 def score(stream: Stream, tokens: Array, counts: Counts = None) -> Array:
-    """Return -log p [b, T - 1] of each token but the first, after those before it; 0 where nothing counts."""
+    """Return -log p, [b, T - 1], of each token but the first, given those before it; 0 at positions that do not
+    count.
+    """
     name, tokens, ends = _text(stream, tokens, counts)
     inside = np.arange(1, tokens.shape[1]) < ends[:, None]
     targets = np.where(inside, tokens[:, 1:], 0)
@@ -84,7 +86,7 @@ def draw(
 
 
 def vocabulary_of(bundle: Bundle) -> Table:
-    """Return the table that `encode` and `decode` take."""
+    """Return the table that `encode` and `decode` need."""
     need(bundle.manifest["vocabulary"], "This bundle has no vocabulary.")
     found: Table = json.loads((bundle.folder / bundle.manifest["vocabulary"]).read_bytes())
     return found
@@ -118,12 +120,12 @@ def decode(vocabulary: Table, ids: Sequence[int]) -> bytes:
 
 
 def self_test(bundle: Bundle, rule: str | None = None) -> dict[str, tuple[float, float]]:
-    """Replay the stored vectors (§ 9); return of each tensor the largest difference and the one that is allowed."""
+    """Replay the stored vectors (§ 9); return for each tensor the largest difference and the allowed one."""
     need(bundle.manifest["selftest"], "This bundle has no stored vectors.")
     path = bundle.folder / bundle.manifest["selftest"]
     v = dict(np.load(path)) if path.suffix == ".npz" else load(path.read_bytes())
     name, (steps, B) = bundle.logprobs, v["counts"].shape
-    if "tokens" in v:  # a Transformer-XL's vectors, made as the others are
+    if "tokens" in v:  # a Transformer-XL's vectors, converted to the general form
         v[f"input/{next(iter(bundle.given))}"] = v["tokens"]
         place = v["positions"][..., None] * bundle.outputs[name]["shape"][-1] + v["columns"]
         v |= {f"place/{name}": place.reshape(steps, B, -1), f"output/{name}": v["logprobs"].reshape(steps, B, -1)}

@@ -1,4 +1,4 @@
-"""A buffer before a bundle that reads segments of frames with what lies ahead of them. Copy it: it knows no model."""
+"""A buffer in front of a bundle that reads segments of frames and some frames ahead. Copy it: it knows no model."""
 
 from __future__ import annotations
 
@@ -79,6 +79,9 @@ class Ears:
         return {row: np.concatenate([self.nothing, *parts]) for row, parts in found.items()}
 
     def flushed(self, frames: Array) -> Array:
-        """Frames and silence after them: what the last segment lacks, and what lies ahead of it."""
+        """Append silence to frames: enough to complete the last segment and the frames ahead of it.
+
+        For example, with segments of 8 and 4 frames ahead, [10, 40] becomes [20, 40].
+        """
         silence = np.zeros((-len(frames) % self.segment + self.ahead, *frames.shape[1:]), frames.dtype)
         return np.concatenate([frames, silence])

@@ -1,4 +1,4 @@
-"""Lets a bundle listen to several streams at once, without torch, and says what it found.
+"""Lets a bundle listen to several streams at once, without torch, and prints the results.
 
 python samples/streaming/listen.py tone.txl
 """
@@ -16,7 +16,7 @@ from tones import FRAME, agreement, simulate
 from txl_runtime import TxlError
 
 ROUNDING = 1e-5
-"""The largest difference of two results by rounding: logits are some tens, of which float32 has 1e-6."""
+"""Maximum difference of two results by rounding: logits are up to some tens, which float32 rounds by about 1e-6."""
 
 
 def whole(ears: Ears, frames: Array, ahead: bool = True, past: bool = True) -> Array:
@@ -37,10 +37,11 @@ def whole(ears: Ears, frames: Array, ahead: bool = True, past: bool = True) -> A
 
 
 def listen(bundle: str, utterances: int = 12, seed: int = 1) -> bool:
-    """Several streams at once: chunks of odd sizes, beginnings and ends at different times. See `report`."""
+    """Run several streams at once: chunks of odd sizes that begin and end at different times. See `report`."""
     ears, random = Ears(txl_runtime.load(bundle)), np.random.default_rng(seed)
     left = list(range(utterances))
-    speaking: dict[int, tuple[int, int]] = {}  # by stream: which utterance, and how much of it came
+    # by stream: index of its utterance, and the number of frames that have arrived
+    speaking: dict[int, tuple[int, int]] = {}
     sounds = [simulate(int(random.integers(120, 240)), seed=index) for index in range(utterances)]
     heard: list[list[Array]] = [[] for _ in sounds]
     took = []
@@ -66,10 +67,10 @@ def listen(bundle: str, utterances: int = 12, seed: int = 1) -> bool:
 
 
 def report(ears: Ears, sounds: list[tuple[Array, Array]], heard: list[Array], took: Array) -> bool:
-    """Print the results of the streams, their times, and the results without the frames ahead or behind.
+    """Print the streams' results, their times, and the results without the frames ahead or behind.
 
-    Returns whether the streams' results are those of whole utterances but for rounding: the number of streams that are
-    computed together changes with every chunk, and with it the last bits.
+    Return True if the streams' results equal those of whole utterances except for rounding: the number of streams that
+    are computed together changes with every chunk, which changes the last bits.
     """
     for name, marks in (("tone ", sounds[0][1]), ("found", heard[0] > 0)):
         print(name, "".join(".#"[int(mark)] for mark in marks[:100]))

@@ -41,7 +41,7 @@ def nearness() -> Tensor:
 
 
 class Layer(nn.Module):
-    """One row more than there are frames is asked for: their summary, which goes into the next layer's bank."""
+    """Attention with one additional query, whose result is a summary of the frames for the next layer's bank."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,10 @@ class Layer(nn.Module):
     def forward(
         self, x: Tensor, bank: Tensor, keys: Tensor, values: Tensor, hidden: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """From frames [B, L + ahead, D], bank [B, rows, D] and the past's keys and values to the same and a summary."""
+        """Run frames [B, L + ahead, D], bank [B, rows, D] and past keys and values; return the same and a summary.
+
+        For example, frames [4, 12, 32].
+        """
         frames = self.norm(x)
         asked = torch.cat([frames, frames[:, :SEGMENT].mean(1, keepdim=True)], 1)
         key, value = self.key_value(torch.cat([bank, frames], 1)).chunk(2, -1)
@@ -67,13 +70,13 @@ class Layer(nn.Module):
         score = torch.where(hidden, -1e4, q @ k.mT * (WIDTH // HEADS) ** -0.5 + self.places)
         mixed = self.mixed((score.softmax(-1) @ v).transpose(1, 2).flatten(2))
         x = x + mixed[:, :-1]
-        now = slice(BANK, BANK + SEGMENT)  # what lies ahead is computed again when it is there
+        now = slice(BANK, BANK + SEGMENT)  # frames ahead are not kept: they are computed again in their own segment
         keys, values = (torch.cat([old, new[:, now]], 1)[:, SEGMENT:] for old, new in ((keys, key), (values, value)))
         return self.last(x + self.wide(x)), mixed[:, -1:].clamp(-10, 10), keys, values
 
 
 class Detector(nn.Module):
-    """A segment of frames and what lies ahead in; whether each frame belongs to the tone, and the new states out."""
+    """A model that takes a segment of frames and those ahead, and returns a score per frame and the new states."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +86,9 @@ class Detector(nn.Module):
     def forward(
         self, frames: Tensor, bank: Tensor, keys: Tensor, values: Tensor, segments: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """From frames [B, L + ahead, 8], states of all layers and segments so far [B] to scores [B, L]."""
+        """Run frames [B, L + ahead, 8], states of all layers, and the number of segments so far [B]; return scores
+        [B, L].
+        """
         x = self.inward(frames)
         # Each sequence has its own counter, so they may begin at different times. The newest rows stand last.
         needs = [*range(LEFT, 0, -1), *(SEGMENT * row for row in range(BANK, 0, -1)), *[0] * (SEGMENT + AHEAD)]
@@ -120,7 +125,7 @@ def build(weights: str | None) -> StepSpec:
 
 
 def walk(model: Detector, frames: Tensor) -> Tensor:
-    """Scores [B, T] of frames [B, T + ahead, 8], segment by segment."""
+    """Return scores [B, T] of frames [B, T + ahead, 8], segment by segment."""
     states, found = initial(len(frames)), []
     for first in range(0, frames.shape[1] - AHEAD, SEGMENT):
         scores, *states = model(frames[:, first : first + SEGMENT + AHEAD], *states)
@@ -139,7 +144,7 @@ def streams(number: int, length: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def train(updates: int = UPDATES, number: int = 16, length: int = 12) -> Detector:
-    """Learn from simulated streams, through several segments at once."""
+    """Train on simulated streams, through several segments at once."""
     torch.manual_seed(0)
     model = Detector()
     optimizer = torch.optim.Adam(model.parameters(), lr=4e-3)
@@ -155,7 +160,7 @@ def train(updates: int = UPDATES, number: int = 16, length: int = 12) -> Detecto
 
 @torch.no_grad()
 def found_by(model: Detector) -> float:
-    """F1 in streams that training has not seen."""
+    """Return F1 on streams that training has not seen."""
     frames, labels = streams(32, 25, 0)
     return agreement([walk(model, frames).numpy()], [labels.numpy()])
 

@@ -73,7 +73,7 @@ def generate(bundle: Bundle, step: PlainStep, name: str) -> Generated:
     options = CompilerOptions(model_name=f"{name}_program", large_temp_threshold_bytes=0, large_weight_threshold=0)
     try:
         source = Compiler(options).compile(model)
-    except Exception as error:  # its own kinds, and any other on a graph that it does not expect
+    except Exception as error:  # the generator raises its own errors, and any other for an unexpected graph
         raise BackendError(
             f"program {step.program.name} cannot be written as C: emx-onnx-cgen says {one_line(error)}; run this model "
             "with the library for C and C++ (docs/embedding.md)"
@@ -88,10 +88,10 @@ def _prepare(model: Any) -> None:
         attributes = {attribute.name: attribute for attribute in node.attribute}
         if (
             node.op_type in ("GRU", "RNN") and "direction" in attributes
-        ):  # the generator misreads the bytes of "forward", the default
+        ):  # the generator misreads the explicit default "forward"
             if attributes["direction"].s == b"forward":
                 node.attribute.remove(attributes["direction"])
-        elif node.op_type == "MatMulNBits":  # it takes scales and zero points on one axis for those of other blocks
+        elif node.op_type == "MatMulNBits":  # the generator would mix up scales and zero points of different blocks
             for name in filter(None, node.input[2:4]):
                 blocks = -(-attributes["K"].i // attributes["block_size"].i)
                 size = blocks if name == node.input[2] else -(-blocks * attributes["bits"].i // 8)
@@ -140,7 +140,7 @@ def _bound(onnx: Any, model: Any) -> None:
     nodes, make = [], onnx.helper.make_node
     for node in graph.node:
         place, given = 2 if node.op_type == "TensorScatter" else 1, {each.name: each for each in node.attribute}
-        around = "mode" in given and given["mode"].s == b"circular"  # then any index is valid
+        around = "mode" in given and given["mode"].s == b"circular"  # with a circular buffer, any index is valid
         if node.op_type in INDEXED and not around and "".join(node.input[place : place + 1]):
             whole, indices = shapes[node.input[0]], node.input[place]
             axis = next((given[name].i for name in ("axis", "batch_dims") if name in given), INDEXED[node.op_type])
@@ -227,7 +227,7 @@ def _alone(source: str, name: str) -> str:
     """
     source = re.sub(r"rounded = \w+_maximum\(rounded, (.*)\);", r"rounded = rounded > \1 ? rounded : \1;", source)
     source = _TO_WHOLE.sub(_cast, source)
-    source = source.replace("[restrict ", "[EMX_RESTRICT ")  # which Microsoft's compiler does not take there
+    source = source.replace("[restrict ", "[EMX_RESTRICT ")  # Microsoft's compiler accepts no `restrict` there
     source = source.replace("a > 0.0f ? a : 0.0f", "a < 0.0f ? 0.0f : a")
     source = source.replace("fmaxf(a, b)", "a < b || isnan(b) ? b : a")
     source = source.replace("fminf(a, b)", "a > b || isnan(b) ? b : a")
@@ -242,7 +242,8 @@ def _alone(source: str, name: str) -> str:
     given, start, rest = body.partition("{\n")
     named = re.findall(r"(\w+)\[(?:EMX_RESTRICT )?\d+\](?:\[\d+\])*(?=[,)])", given)
     unread = [name for name in named if not re.search(rf"\b{name}\b", rest)]
-    rest = "".join(f"    (void){name};\n" for name in unread) + rest  # of a model without state, the counts
+    # in a model without state, nothing reads the counts
+    rest = "".join(f"    (void){name};\n" for name in unread) + rest
     return f"{before}\nstatic {head[1:]}{_in_slots(given + start + rest)}"
 
 

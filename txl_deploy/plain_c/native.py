@@ -22,26 +22,29 @@ from txl_runtime.types import Array, Floats
 from txl_deploy.plain_c.step import PlainStep
 
 FILES = ("products.c", "rows.c", "attention.c", "step.c")
-"""Sources of a step without what opens, packs and frees; headers go where they are included."""
+"""C sources of a step, without the files that open, pack and free weights; headers are copied where they are included.
+"""
 _INCLUDE = re.compile(r'^#include "(.+)"\n', re.MULTILINE)
 _FUNCTION = re.compile(r"^(?=(?:void|int|size_t|float|const char \*|(?:struct|enum) \w+ \*?) ?\*?\w+\()", re.MULTILINE)
 _VECTORS = "content_bias", "position_bias", "norm_1_weight", "norm_1_bias", "norm_2_weight", "norm_2_bias"
 GROUP = 128
 """Rows that a step computes together, as in `step.c`."""
 RAISED = 128
-"""Added to codes of activations where instructions multiply unsigned bytes alone, `CODE_OFFSET` of their header."""
+"""Number added to codes of activations for instructions that multiply only unsigned bytes, `CODE_OFFSET` in their
+header.
+"""
 
 
 @dataclass
 class Packed:
-    """A model's constants: numbers in `arrays`, and who reads which of them by its index, None where there is none.
+    """A model's constants for a C file: `arrays`, and for each use the index of its array, or None.
 
     Attributes:
         shape: sizes and choices.
-        layers: of each one products, vectors and positions.
-        clusters: of embedding and softmax.
+        layers: products, vectors and positions of each layer.
+        clusters: tables of embedding and softmax.
         final: weight and bias of the final norm.
-        starts: of each layer's keys and values the row [H, d_head] that memory begins with.
+        starts: for each layer's keys and values, the row [H, d_head] that memory begins with.
     """
 
     shape: Shape
@@ -107,7 +110,7 @@ class Packed:
         return self.layers[layer]
 
     def add(self, array: Array) -> int:
-        """Keep an array; return its index. For example, 0 for the first array, and 1 for the second."""
+        """Keep an array; return its index: 0 for the first array, 1 for the second."""
         self.arrays.append(np.ascontiguousarray(array))
         return len(self.arrays) - 1
 
@@ -127,7 +130,7 @@ class Packed:
 
 
 def packed_step(bundle: Bundle, step: PlainStep) -> Packed | None:
-    """Lay a bundle's weights out for the native step; return None where the bundle is not one of its kind."""
+    """Lay out a bundle's weights for the native step; return None if the native step does not support the bundle."""
     manifest, length = step.manifest, step.program.segment_length
     try:
         if unsupported(bundle):
@@ -142,7 +145,8 @@ def packed_step(bundle: Bundle, step: PlainStep) -> Packed | None:
         for state in step.states:
             start = step.starts[state.name]
             packed.starts.append(None if start is None else packed.add(start[:, 0]))
-    except (BackendError, BundleError):  # of a different family, or int8 of a different form
+    # the bundle is of a different family, or its int8 weights have a different form
+    except (BackendError, BundleError):
         return None
     return packed
 
@@ -169,7 +173,7 @@ def native_context(packed: Packed, step: PlainStep) -> dict[str, Any]:
         "queries": 8 * head,
         "scales": rows if codes else 0,
         "row": widest,
-        "codes": rows * (2 * inputs + 256) // 4 if codes else head,  # a step writes keys by way of it, too
+        "codes": rows * (2 * inputs + 256) // 4 if codes else head,  # a step also writes keys through this memory
         "sums": rows * (inputs // 32 + 4) if codes else 0,
     }
     sizes = {

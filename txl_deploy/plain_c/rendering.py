@@ -30,7 +30,7 @@ ALIGNED = 64
 TYPES = WEIGHTS | {np.dtype(np.int8): "int8_t", np.dtype(np.int32): "int32_t"}
 """Types of weights, and their names in C."""
 TOLD = ("trainer", "normaliser", "clip_actions", "rescale_actions", "clip_observations", "rest")
-"""Fields of a manifest's `family` that the header shows besides."""
+"""Fields of a manifest's `family` that the header shows in addition."""
 _TAKEN = re.findall(
     r"\S+",
     """
@@ -148,10 +148,11 @@ def context_of(step: PlainStep, generated: Sequence[Generated], name: str, weigh
 
 
 def keys_of(arrays: Iterable[Array]) -> list[tuple[Any, bytes, int]]:
-    """Return for each array its dtype, its bytes, and how many before it are the same: programs share one of a key.
+    """Return for each array its dtype, its bytes, and the number of equal arrays before it: programs share arrays of
+    one key.
 
-    Two arrays of one program never share, since its parameters are `restrict`, and the native step counts them. For
-    example, a second array equal to the first has the same dtype and bytes, and 1 in place of 0.
+    For example, two equal arrays have keys that differ only in 0 and 1. Two arrays of one program never share, because
+    its parameters are `restrict`, and the native step counts them.
     """
     met, found = Counter[tuple[Any, bytes]](), list[tuple[Any, bytes, int]]()
     for array in arrays:
@@ -173,7 +174,9 @@ def native_context_of(step: PlainStep, packed: Packed, name: str, weights_file: 
 
 
 def _told(family: Mapping[str, Any]) -> list[str]:
-    """Write what a training says of its environment as lines of a comment, whatever a stranger's bundle has there."""
+    """Write what the training recorded about its environment as lines of a comment; a stranger's bundle may hold any
+    text.
+    """
     found: list[tuple[str, Any]] = [(key, family[key]) for key in TOLD if key in family]
     for key in ("observations", "actions"):
         entries = family.get(key)

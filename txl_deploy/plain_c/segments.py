@@ -1,4 +1,4 @@
-"""Segments that a step in C is tried on: sequences are idle, end early and begin anew along a chain."""
+"""Segments on which a step in C is tried: along the chain, sequences are idle, end early and are reset."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ FILLING = 64, 2000
 
 
 class Segment(NamedTuple):
-    """A segment: the sequences that begin anew before it, the valid positions of each, and the inputs by name."""
+    """A segment: the sequences that are reset before it, each one's number of valid positions, and the inputs by
+    name.
+    """
 
     which: NDArray[np.bool_]
     counts: Ids
@@ -35,7 +37,7 @@ def filling(manifest: Manifest, length: int) -> int:
 
 
 def segments(step: PlainStep, whole: int, mixed: int, seed: int) -> Iterator[Segment]:
-    """Yield `whole` whole segments, then `mixed` of all kinds."""
+    """Yield `whole` segments in which all positions count, then `mixed` of all kinds."""
     manifest, length = step.manifest, step.program.segment_length
     draws, batch, can = np.random.default_rng(seed), manifest.batch_size, manifest.can
     source = InputSource(manifest, None, draws)

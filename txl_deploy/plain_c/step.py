@@ -131,9 +131,9 @@ def _source(manifest: Manifest, update: str, length: int) -> Program:
 
 def _whole_start(state: StateTensor, initial: Array) -> Array:
     """Broadcast a state's initial value, as `initial_values` has it, to the whole tensor's shape."""
-    if initial.ndim and state.update == "rolled":  # it is one row
+    if initial.ndim and state.update == "rolled":  # the first value is one memory row
         initial = initial.reshape(state.axes.sizes(1, 1))
-    elif initial.ndim:  # it is one sequence, whose leading axes may be left out
+    elif initial.ndim:  # the first value is one sequence's, and may lack leading axes
         sizes = [1] * (len(state.sequence_shape) - initial.ndim) + list(initial.shape)
         initial = state.axes.joined([initial.reshape(sizes)])
     return np.broadcast_to(initial, state.shape)

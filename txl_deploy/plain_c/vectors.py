@@ -18,7 +18,7 @@ from txl_deploy.plain_c.segments import expected, segments
 from txl_deploy.plain_c.step import PlainStep
 
 STEPS, PLACES = 24, 64
-"""Steps that are recorded if the bundle's own do not fit, and values that are kept of each output."""
+"""Number of steps that are recorded if the bundle's own do not fit, and of values that are kept per output."""
 
 
 def stored_steps(model: Model, step: PlainStep, context: Mapping[str, Any]) -> dict[str, Any]:

@@ -35,7 +35,7 @@ COUNTER = "counter "
 """Prefix of a counter's role among the names of states."""
 FILL = COUNTER + "fill"
 WHOLE = 64
-"""Bytes to whose multiples a stack's size is rounded up."""
+"""The stack's size in bytes is rounded up to a multiple of this."""
 
 
 class Verified(NamedTuple):

@@ -1,7 +1,7 @@
-"""The folder of a datastore: what its files are, and how they are checked before they are believed.
+"""The folder of a datastore: its files, and their checks before they are used.
 
-Features and tokens are plain arrays, row after row, that are memory-mapped; `parts.jsonl` has a line for each text. The
-header says how many bytes of each file count, so a file may be longer while the store is built, never shorter.
+Features and tokens are plain arrays, row after row, which are memory-mapped; `parts.jsonl` has a line for each text.
+The header says how many bytes of each file count, so while the store is built a file may be longer, never shorter.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from txl_runtime.types import Ids
 HEADER, FEATURES, TOKENS, PARTS, INDEX = "datastore.json", "features.f16", "tokens.i32", "parts.jsonl", "index.faiss"
 AGAIN = "build a new one"
 BLOCK = 1 << 15
-"""Rows that are read at a time."""
+"""Number of rows that are read at a time."""
 Count = Annotated[int, Meta(ge=0, lt=2**53)]
 Sha = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 Halves = NDArray[np.float16]
@@ -45,14 +45,14 @@ class Part(Struct, frozen=True, kw_only=True):
 
 
 class Held(Struct, frozen=True):
-    """A file: the bytes that count, and their SHA-256, which is None until the store is complete."""
+    """A file: the number of its bytes that count, and their SHA-256; None until the store is complete."""
 
     bytes: Count
     sha256: Sha | None = None
 
 
 class Begun(Struct, frozen=True, kw_only=True):
-    """A text of which only the first rows are there: its hash, its first row, and the file of the model's state."""
+    """A text of which only the first rows are stored: its hash, its first row, and the file with the model's state."""
 
     sha256: Sha
     first: Count
@@ -85,10 +85,7 @@ class Header(Struct, frozen=True, kw_only=True):
 
 
 def hash_of(ids: Ids) -> str:
-    """Return the SHA-256 of token ids, as little-endian int32, by which a text is known again.
-
-    For example, "9f2c…", 64 digits.
-    """
+    """Return the SHA-256 of token ids, as little-endian int32, which identifies a text, e.g. "9f2c…" of 64 digits."""
     return hashlib.sha256(ids.astype("<i4").tobytes()).hexdigest()
 
 
@@ -124,7 +121,11 @@ def read_header(folder: Path, model_id: str) -> Header:
 
 
 def write_header(folder: Path, header: Header) -> None:
-    """Write the header in one step; raises TxlError where the folder has no room or rights."""
+    """Write the header in one step.
+
+    Raises:
+        TxlError: the disk is full, or the folder cannot be written.
+    """
     write_named(folder / HEADER, msgspec.json.format(msgspec.json.encode(header)))
 
 
@@ -196,7 +197,7 @@ def mapped(folder: Path, header: Header) -> tuple[Halves, Ids]:
 
 
 def first_unusable(features: Halves) -> int | None:
-    """Return the first row that holds NaN or infinity, of float16 [rows, F]; None if none does."""
+    """Return the first row of float16 [rows, F] that holds NaN or infinity; None if no row does."""
     for first in range(0, len(features), BLOCK):
         some = np.isfinite(features[first : first + BLOCK]).all(axis=1)
         if not some.all():

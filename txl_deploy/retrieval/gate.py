@@ -1,8 +1,8 @@
-"""The gate of a datastore: a small network that says, of each position, W and whether a search is worth its time.
+"""The gate of a datastore: a small network that computes W for each position, and whether a search is worth its time.
 
-It is a bundle as any other, `gate.txl` in the datastore's folder, and `gate.json` says what it was fitted for. Its
-step has two outputs: `before` is W by the feature and the entropy alone, and where it is below a bound no search is
-made; `weight` is W by the distances too.
+It is an ordinary bundle, `gate.txl` in the datastore's folder, and `gate.json` says what it was fitted for. Its step
+has two outputs: `before` is W from the feature and the entropy alone; below a bound, no search is made. `weight` is W
+from the distances too.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from txl_deploy.retrieval.folder import Feature, Header, Sha
 
 BUNDLE, ABOUT = "gate.txl", "gate.json"
 BATCH = 64
-"""Positions that a gate computes at a time."""
+"""Number of positions that a gate computes at a time."""
 FARTHEST = 1e30
-"""Squared distance in place of a neighbour that is not there."""
+"""Squared distance that stands for a missing neighbour."""
 AGAIN = "fit it again with `txl-deploy datastore fit`"
 
 
@@ -69,9 +69,8 @@ class Gate:
         return found
 
     def weights(self, features: Floats, entropy: NDArray[np.float64], far: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return W of each position, float64 [n], by squared distances [n, at most K] too.
-
-        For example, [0.3, 0.0] for two positions.
+        """Return W of each position, float64 [n], from squared distances [n, at most K] too: [0.3, 0.0] for two
+        positions.
 
         Raises:
             UsageError: the gate returned something else.

@@ -1,4 +1,4 @@
-"""An opened datastore: what a stream asks for neighbours (`txl_runtime.streaming.datastore.Datastore`)."""
+"""An opened datastore, which a stream asks for neighbours (`txl_runtime.streaming.datastore.Datastore`)."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class Found(NamedTuple):
     """The neighbours of n positions.
 
     Attributes:
-        asked: where a search was made, bool [n].
+        asked: True for positions that were searched, bool [n].
         rows, tokens: the nearest rows and the tokens after them, int64 and int32 [n, K].
-        far: squared distances [n, K], infinite where there is no row.
-        shares: of the probability [n, K], 0 there.
+        far: squared distances [n, K], infinite for missing rows.
+        shares: shares of the probability [n, K], 0 for missing rows.
     """
 
     asked: NDArray[np.bool_]
@@ -51,7 +51,9 @@ class Found(NamedTuple):
 
 
 class Passage(NamedTuple):
-    """Tokens around one of a text: its name, the tokens int32 [n], the one's index in them and in the text."""
+    """Tokens around one token of a text: the text's name, the tokens int32 [n], and the token's index in them and in
+    the text.
+    """
 
     name: str
     tokens: Ids
@@ -111,7 +113,7 @@ class Store:
 
     @property
     def hidden(self) -> int:
-        """The number of rows that are hidden."""
+        """The number of hidden rows."""
         return self._hidden[1] - self._hidden[0]
 
     def shares(self, features: Floats, entropies: Entropies) -> tuple[Ids, Shares]:
@@ -151,22 +153,21 @@ class Store:
         return Found(asked, rows, self._tokens[rows], far, shares)
 
     def passage(self, row: int, before: int, after: int) -> Passage:
-        """Return what stands around the token of a row, in its text."""
+        """Return the tokens around a row's token in its text."""
         part = self.parts[bisect.bisect_right(self.parts, row, key=lambda each: each.first) - 1]
         first, end = max(part.first, row - before), min(part.first + part.rows, row + 1 + after)
         return Passage(part.name, self._tokens[first:end], row - first, row - part.first + 1)
 
     def seen(self, vocab_size: int) -> Rows:
-        """Return how often the rows that are not hidden have read each token, int64 [V]."""
+        """Return how often each token occurs in the rows that are not hidden, int64 [V]."""
         first, end = self._hidden
         shown = np.concatenate([self._tokens[:first], self._tokens[end:]])
         found: Rows = np.bincount(shown, minlength=vocab_size).astype(np.int64)
         return found
 
     def own(self, rows: Floats) -> Floats:
-        """Return the columns that are this store's feature, float32 [n, F], of rows of the model's programs.
-
-        For example, [2, 1024] → [2, 512].
+        """Return this store's feature, float32 [n, F], from rows that the model's programs return: [2, 1024] →
+        [2, 512].
         """
         return rows[:, self._columns]
 
@@ -198,8 +199,8 @@ class Searches:
     """A counter of positions, which threads share.
 
     Attributes:
-        positions: those that were asked for.
-        made: those for which a search was made.
+        positions: number of positions.
+        made: number of positions that were searched.
     """
 
     def __init__(self) -> None:
@@ -212,7 +213,7 @@ class Searches:
 
     @property
     def told(self) -> str:
-        """The share that was saved, in words; "" if none was."""
+        """Return the share of searches that was saved, in words; "" if none was."""
         saved = self.positions - self.made
         if not saved:
             return ""
@@ -224,7 +225,7 @@ def softmax(far: NDArray[np.float64], temperature: float) -> Shares:
 
     For example, [[0, inf]] gives [[1, 0]].
     """
-    with np.errstate(invalid="ignore", over="ignore"):  # a position without any row, or a T near 0
+    with np.errstate(invalid="ignore", over="ignore"):  # no row was found for a position, or T is near 0
         weights = np.exp((far.min(axis=1, keepdims=True) - far) / temperature)
     weights[~np.isfinite(far)] = 0
     found: Shares = weights / np.maximum(weights.sum(axis=1, keepdims=True), 1.0)
@@ -282,10 +283,10 @@ def open_store(model: Model, mixture: Mixture | None) -> Store | None:
 
 
 def feature_columns(model: Model) -> dict[Feature, slice]:
-    """Return the columns of the rows of a model's programs that a datastore can hold: the last is the better one.
+    """Return which columns of the model's rows a datastore can hold; the last entry is the best one.
 
     Raises:
-        UsageError: its programs return log-probabilities alone.
+        UsageError: the model's programs return log-probabilities alone.
     """
     manifest, logprobs = model.manifest, model.manifest.logprobs
     if logprobs is None or not logprobs.width or all(each.kind != "hidden" for each in model.backend.programs):
@@ -301,7 +302,7 @@ def feature_columns(model: Model) -> dict[Feature, slice]:
 
 
 def require_feature(folder: Path, header: Header, columns: Mapping[Feature, slice]) -> None:
-    """Raise UsageError if a model's programs do not return what a datastore holds."""
+    """Raise UsageError if a model's programs do not return the feature that a datastore holds."""
     if header.feature not in columns:
         raise UsageError(
             f"{folder}: holds what enters the last feed-forward layer, which this bundle's programs do not return, "

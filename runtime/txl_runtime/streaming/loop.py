@@ -35,8 +35,7 @@ class Result(Protocol):
         """
 
     def last(self) -> Floats:
-        """Return the feature row at each sequence's last counted position, [b, F]; for an idle sequence,
-        its first row.
+        """Return the feature row at each sequence's last counted position, [b, F]; for an idle sequence, its first row.
 
         With counts [5, 3], those are positions 4 and 2.
         """
