@@ -286,9 +286,8 @@ def _judged(bundle: Bundle, graphs: Sequence[Graph], rounding: Rounding, judge: 
 
 
 def _others(bundle: Bundle, target: str, rule: str, built: Collection[str], rounding: str) -> list[str]:
-    """Return the engines of a target that this build did not make and that would become outdated.
-
-    They are those of the same rule, and of a different precision.
+    """Return engines of a target that this build did not make and that become outdated: of the same rule, but a
+    different precision.
     """
     found = []
     for name in engine_names(bundle):
@@ -318,7 +317,7 @@ def _make(
     listener: Listener,
     facts: Mapping[str, Any],
 ) -> Sidecar:
-    """Make an engine in the staging folder, and its sidecar with the facts, of which some are given."""
+    """Make an engine in the staging folder, and write its sidecar with the given facts."""
     made = maker.make(graph, program, stage.reserve(name), listener)
     sidecar = Sidecar(
         key=identity.key,

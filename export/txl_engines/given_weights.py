@@ -29,8 +29,9 @@ from txl_engines.checking import Graph, binding_of, decode_graph, import_onnx, p
 LEAST_BYTES = 1 << 16
 """Least size in bytes of a weight that becomes an input; each smaller one would cost a kernel."""
 Use = Literal["gathered", "linear", "turned"]
-"""Ways to read a weight: "gathered": rows are taken. "linear": as [out, in] by a Gemm. "turned": by a product, after a
-Transpose."""
+"""Ways to read a weight: "gathered": by rows. "linear": as [out, in], by a Gemm. "turned": by a product, after a
+Transpose.
+"""
 BACK = ".back"
 ENDS = (*get_args(Use), f"turned{BACK}")
 """Suffixes of the names of new values."""

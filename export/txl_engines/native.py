@@ -58,7 +58,7 @@ MACHINES: dict[Instructions, tuple[str, ...]] = {
 COMPILERS = ("cc", "gcc", "clang")
 Platform = Literal["linux-x86_64", "linux-aarch64"]
 PLATFORMS: dict[Platform, Instructions] = {"linux-x86_64": "avx2", "linux-aarch64": "neon"}
-"""Instructions of a step for a platform other than this one: those of most of its processors since 2015 and 2018."""
+"""Instruction set of a step for a different platform: most of its processors have it since 2015 (x86) or 2018 (Arm)."""
 ZIG = (("x86-64-", "x86_64_"), ("-march=armv8.2-a+", "-mcpu=generic+v8_2a+"))
 """Names of processors that ziglang has others for."""
 GLIBC = "2.28"
@@ -177,7 +177,7 @@ def _place(sha256: str) -> Path:
 
 
 def find_cross_compiler(platform: Platform) -> tuple[str, ...]:
-    """Return the command of a C compiler for a platform: that of the package ziglang, or a GCC of that name.
+    """Return the command of a C compiler for a platform: the one in the package ziglang, or a GCC for that platform.
 
     Raises:
         BackendError: there is none.
@@ -249,7 +249,8 @@ def _version(command: Sequence[str]) -> str:
 def _verified(
     bundle: Bundle, library: Path, cache: Cache, bf16: bool
 ) -> tuple[tuple[float, float], dict[str, float], int]:
-    """Run the step beside the bundle in ONNX Runtime; return what it reached, what was found, and segments.
+    """Run the step beside the bundle in ONNX Runtime; return the self-test's differences, those of the chain, and
+    segments.
 
     Raises:
         CheckError: they differ by more than the ladder allows.

@@ -154,11 +154,12 @@ def run(
 
 
 def _step_of(bundle: Bundle, broken: list[str]) -> dict[str, Any] | None:
-    """Describe a bundle's compiled step without loading it; None if there is none, or one whose fault joins `broken`.
+    """Describe a bundle's compiled step without loading it; None if there is none, or a faulty one, which is added to
+    `broken`.
 
     Returns:
-        its sidecar, and beside it "not_here" and "not_auto": why it does not run on this machine, and why backend
-        "auto" does not take it; "" where it does.
+        The sidecar's facts, with "not_here" and "not_auto": the reasons why the step does not run on this machine, and
+        why backend "auto" does not use it; "" if it does.
     """
     if opening.STEP not in bundle.manifest.files:
         return None
@@ -216,7 +217,7 @@ def print_skeleton(path: Path, document: dict[str, Any]) -> None:
 
 
 def _is_engine(path: Path) -> bool:
-    """Return True if a graph is an engine, by its folder or sidecar; other tools, too, put JSON beside a file."""
+    """Return True if a graph is an engine, by its folder or sidecar; JSON beside it alone proves nothing."""
     facts = path.parent / sidecar_path(path.name)
     with contextlib.suppress(BundleError):
         return f"{path.absolute().parent.parent.name}/" == ENGINES or (facts.exists() and bool(read_sidecar(facts)))

@@ -1,8 +1,7 @@
-"""Show what a datastore has to say about the next token: the playground's alternatives, with the neighbours behind
-them.
+"""Show a datastore's part in the next token: the playground's alternatives, with the neighbours behind them.
 
-Passages of what the store has read are in the answer, so only the playground's server gives it, which is for one person
-on this machine.
+The answer contains passages that the store has read, so only the playground's server gives it: it serves one person on
+this machine.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ class NeighboursBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /v1/neighbours.
 
     Attributes:
-        prompt: what stands before the token, as text or ids.
-        alternatives, neighbours: how many are wanted, the most probable tokens and the nearest neighbours.
+        prompt: the tokens before the predicted one, as text or ids.
+        alternatives, neighbours: the wanted number of most probable tokens, and of nearest neighbours.
     """
 
     prompt: str | list[Annotated[int, Meta(ge=0, lt=2**31)]]

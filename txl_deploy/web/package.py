@@ -117,7 +117,9 @@ def page_files() -> list[Path]:
 
 
 def page(policy: str, style: str, script: str) -> str:
-    """Return the page's HTML for a model that it runs itself, with this policy, and what loads style and script."""
+    """Return the HTML of a page that runs the model itself, with this policy and the tags that load style and
+    script.
+    """
     found = (STATIC / HTML).read_text("utf-8")
     meta = '<meta charset="utf-8">'
     for old, new in (

@@ -21,7 +21,7 @@ from txl_export.families.own_module.spec import InputSpec, Named, StateSpec, Ste
 
 
 def build(config: Mapping[str, Any]) -> Any:
-    """Return a `Transformer`; for a training's config an `ActorCriticModel`, whose `transformer` it is.
+    """Return a `Transformer`; for a training's config an `ActorCriticModel`, which contains it as `transformer`.
 
     A training's config also needs the environment's part: `observation` (a size, or an image's shape), `actions` (one
     size per branch) and `max_episode_length`.

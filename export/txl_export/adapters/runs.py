@@ -1,8 +1,8 @@
-"""Finds the policy in what a trainer left: its checkpoint, its settings, and what they say of the environment.
+"""Finds the policy in a trainer's folder or file: its checkpoint, its settings, and the facts about the environment.
 
-rsl_rl, skrl and rl_games as Isaac Lab and mjlab call them leave a folder with `params/agent.yaml` and
-`params/env.yaml`; sb3-contrib a zip, of which the plain fields and `policy.pth` are read. What is needed and is not
-there, or is not known here, is refused by its name; what was taken is said.
+rsl_rl, skrl and rl_games, as Isaac Lab and mjlab call them, leave a folder with `params/agent.yaml` and
+`params/env.yaml`. sb3-contrib leaves a zip, from which plain fields and `policy.pth` are read. A setting that is
+missing or unknown is refused by its name; a line says which files were used.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MOST_ZIPPED, MOST_DATA = 1 << 28, 1 << 24
 """
 TERM = ("scale", "clip", "history_length")
 ACTION = ("joint_names", "actuator_names", "preserve_order", "scale", "offset", "use_default_offset", "clip")
-"""Settings that are kept of a term of observations and of an action, where it is said."""
+"""Settings of an observation's term and of an action that are kept, if the environment's file has them."""
 Found = tuple[str, Any, dict[str, Any], dict[str, Any], list[Path]]
 """Trainer, checkpoint (its path or its tensors), config of the adapter, facts, files that were read."""
 
@@ -77,7 +77,7 @@ def read_run(path: Path) -> Adapted:
 
 
 def _adapted(path: Path, found: Found) -> Adapted:
-    """Return what was found as a model of its adapter, with a line that says what was taken."""
+    """Return the model with its adapter, and a line that names the files that were used."""
     trainer, weights, config, facts, read = found
     facts = {"trainer": trainer, **{key: value for key, value in facts.items() if value is not None and value != []}}
     taken = [str(file.relative_to(path if path.is_dir() else path.parent)) for file in read]
@@ -170,10 +170,10 @@ def _skrl(path: Path, agent: Mapping[str, Any]) -> Found:
 def _scaler(
     path: Path, checkpoint: Path, stored: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
-    """Return the tensors and arguments of what normalises observations, {} and {} without.
+    """Return the tensors and arguments of the scaler that normalises observations; {} and {} without one.
 
-    As skrl's runner has it: `state_preprocessor` is meant where the settings have no `observation_preprocessor`, and
-    was stored under that name before skrl 2.
+    As in skrl's runner, `state_preprocessor` is used if the settings have no `observation_preprocessor`; before skrl 2
+    it was stored under that name.
     """
     new, old = "observation_preprocessor", "state_preprocessor"
     name = new if new in settings else old
@@ -226,9 +226,9 @@ def _sb3(path: Path) -> Found:
 
 
 def _vec_normalize(path: Path, shape: tuple[int, ...]) -> Any:
-    """Return the numbers of a pickled VecNormalize, None if it leaves observations; nothing of it is imported or run.
+    """Return the numbers of a pickled VecNormalize, None if it does not normalise observations; no code in it is run.
 
-    `shape`: of the observation, and so of mean and variance.
+    `shape` is the shape of an observation, and so of mean and variance.
     """
     content = load_file(path).content
     try:

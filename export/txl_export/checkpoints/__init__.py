@@ -129,7 +129,7 @@ def scripted(name: str, content: Mapping[str, Any]) -> str:
 
 
 def check_code_base(code_base: str) -> None:
-    """Refuse an unknown code base.
+    """Check the name of a code base.
 
     Raises:
         UsageError: it is neither auto nor one of CODE_BASES.

@@ -185,7 +185,7 @@ def _one_by_one(build: Builder, whole: Part, state: ir.Value | None, length: int
 
 
 def _position(build: Builder, part: Part, state: ir.Value | None) -> tuple[ir.Value, ir.Value]:
-    """Do what `_chunk` does, for a single position."""
+    """Compute the same as `_chunk` for a single position."""
     u = part.v
     if state is not None and part.g is not None:
         state = build.op("Mul", [state, build.transpose(build.op("Exp", [part.g]), _TURNED)])

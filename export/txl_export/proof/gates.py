@@ -111,9 +111,9 @@ def _drifts(limits: Rung, chains: Sequence[ChainErrors], reach: int | None) -> I
 
 
 def _times_the_limit(pair: tuple[float, float]) -> float:
-    """Return late error / limit; infinity for an infinite error, whatever the limit.
+    """Return late error / limit; infinity for an infinite error, even if the limit is 0.
 
-    The limit may be 0: a state that never changes has a spread of 0.
+    The limit is 0 for a state that never changes, because its spread is 0.
     """
     late, limit = pair
     return late / (limit or 1e-300) if math.isfinite(late) else math.inf

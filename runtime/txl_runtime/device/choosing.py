@@ -94,7 +94,9 @@ def choose_device(
 
 
 def _running(opener: Opener, name: str, bundle: Bundle, update: str | None) -> DeviceBackend:
-    """Open and run a backend. If it fails, it is freed here, so that the next finds the device's memory free."""
+    """Open and run a backend. If that fails, release the backend here, so that the next one finds free device
+    memory.
+    """
     with _errors_of(name):
         backend = opener(name, bundle, update)
         run_smallest(backend, bundle)

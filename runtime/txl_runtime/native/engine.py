@@ -1,7 +1,7 @@
 """The engine of the backend "native": the step in C with a bundle's weights.
 
-It runs the programs of a ring, "hidden", and those of the softmax, which become one function each. What a program's
-graph says is not read: the manifest's config says what is computed.
+It runs the programs "hidden" of a ring, and those of the softmax, each as one C function. It does not read the
+programs' graphs: the manifest's config decides what is computed.
 """
 
 from __future__ import annotations

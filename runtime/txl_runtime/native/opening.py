@@ -1,7 +1,7 @@
-"""The choice and opening of a bundle's compiled step.
+"""The choice and opening of a bundle's compiled step, which is machine code.
 
-It is machine code. Whoever names the backend runs what the bundle holds, as with any other engine. "auto" never does:
-it runs the copy that `txl-deploy build` left in this user's cache folder, if the bundle lists a step of the same hash.
+A user who names the backend runs the code in the bundle, as with any other engine. "auto" never does. It runs the copy
+that `txl-deploy build` left in this user's cache folder, if the bundle lists a step with the same hash.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Cache = Literal["fp32", "fp16", "int8"]
 Weights = Literal["fp32", "bf16", "int8", "int4"]
 
 ORDER = ("fp32", "fp16", "bf16", "int8", "int4")
-"""Precisions by how wide the ladder's limits for them are; a step is judged by the last of its parts'."""
+"""Precisions from the narrowest limits in the ladder to the widest; a step is judged by the widest of its parts."""
 RINGS: dict[Cache, type[NativeRing]] = {"fp32": NativeRing, "fp16": HalfRing, "int8": ByteRing}
 
 _AVX2 = ("avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe")
@@ -158,7 +158,7 @@ def read_sidecar(bundle: Bundle) -> NativeSidecar:
 
 
 def check_processor(sidecar: NativeSidecar, source: str) -> None:
-    """Raise BackendError unless this machine has what a step was compiled for."""
+    """Raise BackendError if this machine lacks the system or instructions for which a step was compiled."""
     other = sidecar.platform != platform_name()
     lacks = [] if other else sorted({*FLAGS[sidecar.instructions]} - processor_flags())
     if other or lacks:
@@ -230,7 +230,7 @@ def open_step(
 
 
 def _cores() -> int:
-    """Return the number of physical cores that this process may run on, or of all processors where that is unknown."""
+    """Return the number of physical cores that this process may run on; if that is unknown, of all processors."""
     try:
         usable = os.sched_getaffinity(0)  # Linux
         shared = Path("/sys/devices/system/cpu")

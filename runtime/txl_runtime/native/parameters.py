@@ -1,7 +1,7 @@
-"""A bundle's parameters as the step in C takes them: each head's columns padded, int8 as codes with a scale per column,
-int4 as codes with a scale and a zero per column and block of inputs.
+"""A bundle's parameters in the form that the step in C takes: each head's columns are padded, int8 has codes and a
+scale per column, int4 has codes and a scale and a zero per column and block of inputs.
 
-Every tensor's type and shape is held against the manifest's config before its address is given to C.
+Every tensor's type and shape is compared with the manifest's config before its address is passed to C.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def pad_heads(array: NDArray[np.generic], axis: int, heads: int, width: int) -> 
 
 
 class Parameters:
-    """The tensors of a bundle's weight file, checked where they are asked for."""
+    """The tensors of a bundle's weight file, each checked when it is read."""
 
     def __init__(self, bundle: Bundle) -> None:
         self._bundle, self._path = bundle, bundle.file(bundle.manifest.weights)

@@ -1,6 +1,7 @@
-"""A store of what was read, searched for each prediction, and its mixture with what the model says.
+"""A store of texts that were read, which is searched for each prediction, and its mixture with the model's
+distribution.
 
-The store itself, and whatever searches it, are the application's: a stream only calls `Datastore.shares`.
+The application has the store itself and its search: a stream only calls `Datastore.shares`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from txl_runtime.types import Array, Floats, Ids
 Shares = NDArray[np.float64]
 """Shares of the probability, float64 [n, K]: each goes to one neighbour's token."""
 Entropies = Callable[[], NDArray[np.float64]]
-"""A function that returns the entropy of what the model says at each position, float64 [n], in nats."""
+"""A function that returns the entropy of the model's distribution at each position, float64 [n], in nats."""
 ROWS = 16
 """Rows of log-probabilities that are computed at a time for entropies: 16 MB for 267,735 words."""
 

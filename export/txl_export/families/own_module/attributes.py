@@ -18,7 +18,7 @@ _OWN_KEYS = frozenset(vars(nn.Module()))
 _PARTS = ("_parameters", "_buffers", "_modules")
 _DEPTH = 12
 GONE = object()
-"""Stands for the value at a path where there is no attribute or item."""
+"""Stands for a missing value: there is no attribute or item at the path."""
 _MOST = 2 * 1024**3
 """Maximum number of bytes of parameters that `ModuleCopy` copies: 2 GiB."""
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)

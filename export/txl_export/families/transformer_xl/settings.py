@@ -111,7 +111,7 @@ def memory_form(config: ModelConfig, sizes: Sizes, options: ExportOptions, liste
 
 
 def _requires_ring(flag: str, what: str, config: ModelConfig, memory: int, options: ExportOptions) -> None:
-    """Refuse a flag without a ring of keys and values, which can do `what`."""
+    """Refuse a flag if the bundle has no ring of keys and values; `what` names the flag's effect in the message."""
     reason = ""
     if config.absolute_positions:
         reason = f"a model of attn_type {config.attn_type}, whose memory holds positions"

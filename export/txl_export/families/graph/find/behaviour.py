@@ -19,7 +19,9 @@ STEPS = 256
 SECONDS = 4.0
 """Seconds of processor time for following changes of all states."""
 TOLD = 1e-6
-"""Results differ if they are further apart than this, relative to the largest number; it is above rounding."""
+"""Results count as different if they are further apart than this, relative to the largest number; rounding stays below
+it.
+"""
 
 
 @dataclass(frozen=True)

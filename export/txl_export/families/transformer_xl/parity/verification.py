@@ -72,7 +72,9 @@ def verify_models(
 
 
 def _features(manifest: Manifest, open_model: Callable[[], Model], reference: PaperModel, precision: str) -> list[Gate]:
-    """Judge what enters the last feed-forward layer, if a bundle's rows hold it, until memory is full; [] if not."""
+    """Judge the input of the last feed-forward layer until memory is full, if a bundle's rows contain it; otherwise
+    return [].
+    """
     width, output = manifest.config.d_model, manifest.logprobs
     if output is None or output.width != 2 * width:
         return []
