@@ -121,12 +121,12 @@ def read_kernels(listing: str) -> Iterator[Kernel]:
             yield Kernel(match["name"], match["kind"], read, written)
 
 
-def _operands(found: re.Match[str] | None) -> tuple[Operand, ...]:
-    if found is None:
+def _operands(match: re.Match[str] | None) -> tuple[Operand, ...]:
+    if match is None:
         return ()
     return tuple(
         Operand(name, tuple(int(size) for size in shape.split(",") if size), dtype)
-        for name, shape, dtype in _TENSOR.findall(found[1])
+        for name, shape, dtype in _TENSOR.findall(match[1])
     )
 
 

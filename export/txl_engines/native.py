@@ -185,8 +185,8 @@ def find_cross_compiler(platform: Platform) -> tuple[str, ...]:
     target = f"{platform.removeprefix('linux-')}-linux-gnu"
     if find_spec("ziglang") is not None:
         return sys.executable, "-m", "ziglang", "cc", "-target", f"{target}.{GLIBC}"
-    if found := shutil.which(f"{target}-gcc"):
-        return (found,)
+    if gcc := shutil.which(f"{target}-gcc"):
+        return (gcc,)
     raise BackendError(f"no C compiler for {platform} was found, expected {target}-gcc or: pip install ziglang")
 
 
@@ -198,13 +198,13 @@ def find_compiler() -> tuple[str, ...]:
     """
     named = os.environ.get("CC", "")
     try:
-        given = shlex.split(named)
+        command = shlex.split(named)
     except ValueError as error:
         raise BackendError(f"$CC is {named!r} ({error}), expected a command; set it to a C compiler") from None
-    if given:  # it is started elsewhere
-        return (str(Path(given[0]).absolute()) if os.sep in given[0] else given[0], *given[1:])
-    if found := next(filter(None, map(shutil.which, COMPILERS)), None):
-        return (found,)
+    if command:  # it is started elsewhere
+        return (str(Path(command[0]).absolute()) if os.sep in command[0] else command[0], *command[1:])
+    if compiler := next(filter(None, map(shutil.which, COMPILERS)), None):
+        return (compiler,)
     if find_spec("ziglang") is not None:
         return sys.executable, "-m", "ziglang", "cc"
     raise BackendError(
@@ -232,9 +232,9 @@ def compile_step(command: Sequence[str], library: Path, instructions: Instructio
     except OSError as error:
         raise BackendError(f"{command[0]}: {error.strerror}, expected a C compiler; set $CC to one") from None
     if ran.returncode or not library.exists():
-        said = [text for text in ran.stderr.splitlines() if "error" in text] or ran.stderr.splitlines() or ["nothing"]
+        lines = [text for text in ran.stderr.splitlines() if "error" in text] or ran.stderr.splitlines() or ["nothing"]
         raise BackendError(
-            f"{shlex.join(command)} failed ({one_line(ValueError(said[0]))}), expected GCC 11, Clang 12 or newer; "
+            f"{shlex.join(command)} failed ({one_line(ValueError(lines[0]))}), expected GCC 11, Clang 12 or newer; "
             "set $CC to one, or: pip install ziglang"
         )
 
@@ -256,11 +256,11 @@ def _verified(
         CheckError: they differ by more than the ladder allows.
     """
     expected = Model(bundle, "cpu", update="ring")
-    found = Model(bundle, "cpu", update="ring")
-    found.backend = open_step(bundle, library, cache, threads=None, bf16=bf16)
-    precision = found.backend.precision or bundle.manifest.precision
+    model = Model(bundle, "cpu", update="ring")
+    model.backend = open_step(bundle, library, cache, threads=None, bf16=bf16)
+    precision = model.backend.precision or bundle.manifest.precision
     plain = precision == "fp32"
-    differences, divergences, segments, spread = _compared(expected, found)
+    differences, divergences, segments, spread = _compared(expected, model)
     compared = {"logprobs": float(max(map(np.max, differences)))}
     early, late = (float(np.mean(part)) for part in np.array_split([one.mean() for one in differences[-FULL:]], 4)[::3])
     limits = [("drift", late, no_drift_limit(early, None if plain else SPREAD * spread))]
@@ -275,7 +275,7 @@ def _verified(
                 f"{bundle.path}: the compiled step differs from ONNX Runtime ({name} {value:.2e}, expected at most "
                 f"{limit:.2e} over {segments} segments); it was not placed: set $CC to another compiler"
             )
-    tested = run_selftest(found).largest
+    tested = run_selftest(model).largest
     return (tested["logprobs"], tested["memory"]), compared, segments
 
 

@@ -59,10 +59,10 @@ def regular(path: str | Path) -> Path:
     Raises:
         UsageError: it is a pipe or a device.
     """
-    found = Path(path)
-    if found.exists() and not (found.is_file() or found.is_dir()):
+    place = Path(path)
+    if place.exists() and not (place.is_file() or place.is_dir()):
         raise UsageError(f"{path}: is a pipe or a device, expected a file; save what it gives in a file first")
-    return found
+    return place
 
 
 def read_ids(path: str | Path) -> NDArray[Any]:

@@ -128,8 +128,7 @@ def write_report(
     check_place(out, force)  # again, because measuring takes time
     write_named(out, data)
     states = [
-        SectionState(section.name, section.present, tuple(found.why for found in section.gaps))
-        for section in page.sections
+        SectionState(section.name, section.present, tuple(gap.why for gap in section.gaps)) for section in page.sections
     ]
     return WrittenPage(str(out), len(data), tuple(states))
 

@@ -152,11 +152,11 @@ def run_selftest(model: Model, precision: str | None = None) -> SelftestResult:
         steps = len(vectors["length"])
     except (KeyError, IndexError, TypeError, ValueError) as error:  # UsageError of a stream is a ValueError, too
         raise BundleError(f"{model.bundle.path}: stored vectors do not fit ({error}); export the model again") from None
-    largest = [max(found) for found in zip_longest(*errors, fillvalue=0.0)]
+    largest = [max(errors_of_run) for errors_of_run in zip_longest(*errors, fillvalue=0.0)]
     limits.append(limit_of("rows"))
-    found, allowed = (dict(zip((*names, "rows"), values, strict=False)) for values in (largest, limits))
-    allowed = {name: allowed[name] for name in found}
-    return SelftestResult(model.backend.description, steps, streams, found, allowed, rows)
+    errors_of_run, allowed = (dict(zip((*names, "rows"), values, strict=False)) for values in (largest, limits))
+    allowed = {name: allowed[name] for name in errors_of_run}
+    return SelftestResult(model.backend.description, steps, streams, errors_of_run, allowed, rows)
 
 
 def translated(vectors: Mapping[str, Array], model: Model) -> dict[str, Array]:

@@ -25,9 +25,9 @@ Module = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, everything else on stderr.")]
 
 
-def _share(given: str) -> float | str:
+def _share(text: str) -> float | str:
     """Return W from the option's text: a number, or "gate"."""
-    return given if given == "gate" else float(given)
+    return text if text == "gate" else float(text)
 
 
 MIXING = {

@@ -116,17 +116,17 @@ class Packed:
 
     def _product(self, matrix: Matrix, bias: Floats | None) -> dict[str, Any]:
         rows, columns = matrix.values.shape
-        found: dict[str, Any] = {"in": rounded(rows), "out": rounded(columns), "columns": columns}
+        product: dict[str, Any] = {"in": rounded(rows), "out": rounded(columns), "columns": columns}
         strips = np.zeros((rounded(rows), rounded(columns, STRIP)), matrix.values.dtype)
         strips[:rows, :columns] = matrix.values
         if matrix.scales is None:
-            found["matrix"] = self.add(strips.reshape(found["in"], -1, STRIP).swapaxes(0, 1))
+            product["matrix"] = self.add(strips.reshape(product["in"], -1, STRIP).swapaxes(0, 1))
         else:
-            fours = strips.reshape(found["in"] // 4, 4, -1, STRIP).transpose(2, 0, 3, 1)
+            fours = strips.reshape(product["in"] // 4, 4, -1, STRIP).transpose(2, 0, 3, 1)
             sums = RAISED * matrix.values.sum(axis=0, dtype=np.int32)
-            found |= {"codes": self.add(fours), "scales": self.add(_padded(matrix.scales))}
-            found["sums"] = self.add(_padded(sums))
-        return found | {"bias": None if bias is None else self.add(_padded(bias))}
+            product |= {"codes": self.add(fours), "scales": self.add(_padded(matrix.scales))}
+            product["sums"] = self.add(_padded(sums))
+        return product | {"bias": None if bias is None else self.add(_padded(bias))}
 
 
 def packed_step(bundle: Bundle, step: PlainStep) -> Packed | None:

@@ -63,10 +63,10 @@ def expected(stream: Stream, step: PlainStep, segment: Segment) -> dict[str, Arr
     count = int(segment.counts[0])
     if not step.shorter or count in (0, step.program.segment_length):
         return stream.run(segment.inputs, lengths=segment.counts)
-    manifest, found = step.manifest, {}
+    manifest, results = step.manifest, {}
     fed = {entry.name: segment.inputs[entry.name][entry.axes.window(0, count)] for entry in manifest.given}
     outputs = stream.feed(fed)
     for entry in manifest.outputs:
-        found[entry.name] = np.zeros(entry.sizes(1, step.program.segment_length), np.dtype(entry.dtype))
-        found[entry.name][entry.axes.window(0, count)] = outputs[entry.name]
-    return found
+        results[entry.name] = np.zeros(entry.sizes(1, step.program.segment_length), np.dtype(entry.dtype))
+        results[entry.name][entry.axes.window(0, count)] = outputs[entry.name]
+    return results

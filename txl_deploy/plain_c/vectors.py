@@ -76,20 +76,20 @@ def _recorded(model: Model, step: PlainStep) -> dict[str, Array]:
         if each.which.any():
             stream.reset(np.flatnonzero(each.which))
         results.append(expected(stream, step, each))
-    found: dict[str, Array] = {
+    vectors: dict[str, Array] = {
         "length": np.full(len(steps), length),
         "counts": np.stack([each.counts for each in steps]),
         "reset": np.stack([each.which for each in steps]),
     }
     for entry in manifest.given:
-        found[f"input/{entry.name}"] = np.stack([each.inputs[entry.name] for each in steps])
+        vectors[f"input/{entry.name}"] = np.stack([each.inputs[entry.name] for each in steps])
     for output in manifest.outputs:
         size = math.prod(output.axes.alone.sizes(1, length))
         places = np.unique(np.linspace(0, size - 1, PLACES).astype(np.int64))
         own = [[output.axes.one(result[output.name], row) for row in range(manifest.batch_size)] for result in results]
-        found[f"place/{output.name}"] = places
-        found[f"output/{output.name}"] = np.array([[np.ravel(one)[places] for one in row] for row in own])
-    return found
+        vectors[f"place/{output.name}"] = places
+        vectors[f"output/{output.name}"] = np.array([[np.ravel(one)[places] for one in row] for row in own])
+    return vectors
 
 
 def _given(entry: Any, vectors: Mapping[str, Array], at: int, batch: int, length: int) -> Array:

@@ -93,12 +93,12 @@ class Replay:
         return -(-int(struct.unpack("=QQ", rest)[0]) // WHOLE) * WHOLE
 
     def _read(self, shape: tuple[int, ...], dtype: str) -> Array:
-        found = np.zeros(shape, np.dtype(dtype))
+        array = np.zeros(shape, np.dtype(dtype))
         assert self._process.stdout is not None, "it is a pipe"
-        data = self._process.stdout.read(found.nbytes)
-        if len(data) != found.nbytes:
+        data = self._process.stdout.read(array.nbytes)
+        if len(data) != array.nbytes:
             raise self._ended()
-        return np.frombuffer(data, found.dtype).reshape(shape)
+        return np.frombuffer(data, array.dtype).reshape(shape)
 
     def _ended(self) -> CheckError:
         code = self._process.wait()
@@ -133,12 +133,12 @@ def verify(model: Model, step: PlainStep, replay: Replay) -> Verified:
             before = {}
         wanted = expected(stream, step, segment)
         poison = segment._replace(inputs=poisoned(manifest, segment.inputs, segment.counts))
-        found, states = replay.run(poison, number % facts.every == 0 or number >= whole)
+        outputs, states = replay.run(poison, number % facts.every == 0 or number >= whole)
         for entry in manifest.outputs:
-            _compare(entry, errors, distributions, (wanted[entry.name], found[entry.name]), segment.counts)
-            cleared = found[entry.name].copy()
+            _compare(entry, errors, distributions, (wanted[entry.name], outputs[entry.name]), segment.counts)
+            cleared = outputs[entry.name].copy()
             entry.axes.clear_uncounted(cleared, segment.counts)
-            bits.compare(UNCOUNTED, {entry.name: cleared}, {entry.name: found[entry.name]})
+            bits.compare(UNCOUNTED, {entry.name: cleared}, {entry.name: outputs[entry.name]})
         if states:
             held, fill = stream.state(), stream.fill
             for state in step.states:
@@ -158,8 +158,8 @@ def verify(model: Model, step: PlainStep, replay: Replay) -> Verified:
             "(docs/embedding.md), or export the model in fp32"
         )
     shown = [gate for gate in gates if gate.name in (OUTPUTS, STATES, "KL mean of one chain")]
-    said = ", ".join(map(_told, shown or gates[:1]))
-    return Verified(f"{facts.segments} chained segments with resets and idle steps: {said}", replay.finish())
+    sentence = ", ".join(map(_told, shown or gates[:1]))
+    return Verified(f"{facts.segments} chained segments with resets and idle steps: {sentence}", replay.finish())
 
 
 def _compare(entry: Output, errors: ChainErrors, distributions: Any, pair: tuple[Array, Array], counts: Ids) -> None:

@@ -160,8 +160,10 @@ class Writer:
 
     def _cut(self, name: str, size: int) -> None:
         """Cut a file to a size, and continue at its end."""
-        if (found := self._files[name].seek(0, os.SEEK_END)) < size:
-            raise UsageError(f"{self._folder / name}: has {found} bytes, expected {size}; build into a new folder")
+        if (size_of_file := self._files[name].seek(0, os.SEEK_END)) < size:
+            raise UsageError(
+                f"{self._folder / name}: has {size_of_file} bytes, expected {size}; build into a new folder"
+            )
         self._files[name].truncate(size)
         self._files[name].seek(size)
 
@@ -270,8 +272,8 @@ def build(
         require_feature(folder, writer.header, columns)
         display = opened.enter_context(Display())
         display.stage("count tokens")
-        found = {hash_of(unit.own): len(unit.ids) - 1 for unit in documents(corpora, encoder)}
-        new = {sha256: rows for sha256, rows in found.items() if sha256 not in writer.texts}
+        known = {hash_of(unit.own): len(unit.ids) - 1 for unit in documents(corpora, encoder)}
+        new = {sha256: rows for sha256, rows in known.items() if sha256 not in writer.texts}
         rows = sum(new.values())
         if not rows and not writer.texts:
             raise UsageError(f"{folder}: the texts hold no two tokens, expected at least one position; give more text")
@@ -285,8 +287,8 @@ def build(
                 _read(model, writer, display, documents(corpora, encoder), rows, columns[writer.header.feature])
                 writer.finish(display)
             except (KeyboardInterrupt, SystemExit):
-                kept = writer.header.rows
-                display.warn(f"{folder}: keeps {kept:,} positions; the same command goes on behind them")
+                rows_before = writer.header.rows
+                display.warn(f"{folder}: keeps {rows_before:,} positions; the same command goes on behind them")
                 raise
             except OSError as error:
                 raise TxlError(
@@ -297,7 +299,7 @@ def build(
         "rows": writer.header.rows,
         "added": rows,
         "texts": len(writer.texts),
-        "already_there": len(found) - len(new),
+        "already_there": len(known) - len(new),
         "width": width,
         "feature": writer.header.feature,
         "search": "clusters" if writer.header.clustered else "exact",

@@ -115,8 +115,8 @@ class Positions:
 
     def found(self, temperature: float) -> Doubles:
         """Return p_neighbours of the text's next tokens, float64 [n]."""
-        found: Doubles = (softmax(self.far, temperature) * self.hits).sum(axis=1)
-        return found
+        probability: Doubles = (softmax(self.far, temperature) * self.hits).sum(axis=1)
+        return probability
 
     def loss(self, weight: float | Doubles, found: Doubles) -> float:
         """Return the mixture's mean negative log-likelihood in bits, for one W or for a W per position."""
@@ -233,30 +233,30 @@ def _learnt(learn: Positions, choose: Positions, heat: float, display: Display) 
         network = Network(learn.inputs)
         optimizer = torch.optim.Adam(network.parameters(), lr=RATE)
         tensors = [*map(torch.from_numpy, learn.inputs.values())]
-        found, alone = (torch.from_numpy(each).float() for each in (learn.found(heat), np.exp(-learn.nll)))
-        best, kept = np.inf, network.state_dict()
+        neighbours, alone = (torch.from_numpy(each).float() for each in (learn.found(heat), np.exp(-learn.nll)))
+        best, best_state = np.inf, network.state_dict()
         display.stage("learn", ROUNDS)
         for _ in range(ROUNDS):
-            for rows in torch.split(torch.randperm(len(found)), ROWS):
+            for rows in torch.split(torch.randperm(len(neighbours)), ROWS):
                 loss = torch.zeros(())
                 for weight in network(*(part[rows] for part in tensors)):
                     share = weight[:, 0]
-                    loss = loss - torch.log(share * found[rows] + (1 - share) * alone[rows] + LEAST_LIKELY).mean()
+                    loss = loss - torch.log(share * neighbours[rows] + (1 - share) * alone[rows] + LEAST_LIKELY).mean()
                 optimizer.zero_grad()
                 torch.autograd.backward(loss)
                 optimizer.step()
             display.advance()
             judged = sum(choose.loss(weight, choose.found(heat)) for weight in _weights(network, choose))
             if judged < best:
-                best, kept = judged, {name: part.clone() for name, part in network.state_dict().items()}
-        network.load_state_dict(kept)
+                best, best_state = judged, {name: part.clone() for name, part in network.state_dict().items()}
+        network.load_state_dict(best_state)
     return network.eval()
 
 
 def _weights(network: Network, positions: Positions) -> list[Doubles]:
     with torch.no_grad():
-        found = network(*map(torch.from_numpy, positions.inputs.values()))
-    return [weight[:, 0].numpy().astype(np.float64) for weight in found]
+        weights = network(*map(torch.from_numpy, positions.inputs.values()))
+    return [weight[:, 0].numpy().astype(np.float64) for weight in weights]
 
 
 def _figures(network: Network, positions: Positions, heat: float, bound: float) -> tuple[float, float]:

@@ -135,17 +135,17 @@ def file_hash(place: Path, size: int) -> str:
     Raises:
         UsageError: it is missing or shorter.
     """
-    told, left = hashlib.sha256(), size
+    digest, left = hashlib.sha256(), size
     try:
         with open_plain(place) as (file, _):
             while left and (piece := file.read(min(left, 1 << 22))):
-                told.update(piece)
+                digest.update(piece)
                 left -= len(piece)
     except OSError as error:
         raise UsageError(f"{place}: {error.strerror or error}, expected a file of the datastore; {AGAIN}") from None
     if left:
         raise UsageError(f"{place}: has {size - left} bytes, expected {size}; {AGAIN}")
-    return told.hexdigest()
+    return digest.hexdigest()
 
 
 def check_files(folder: Path, header: Header) -> None:
@@ -160,8 +160,8 @@ def check_files(folder: Path, header: Header) -> None:
             "the same command, or wait where a build still runs"
         )
     for name, held in header.files.items():
-        if (found := file_hash(folder / name, held.bytes)) != held.sha256:
-            raise UsageError(f"{folder / name}: its hash is {found[:12]}, expected {str(held.sha256)[:12]}; {AGAIN}")
+        if (digest := file_hash(folder / name, held.bytes)) != held.sha256:
+            raise UsageError(f"{folder / name}: its hash is {digest[:12]}, expected {str(held.sha256)[:12]}; {AGAIN}")
 
 
 def read_parts(folder: Path, header: Header) -> list[Part]:
@@ -170,19 +170,19 @@ def read_parts(folder: Path, header: Header) -> list[Part]:
     Raises:
         UsageError: a line is damaged, its rows do not follow those before it, or rows of a whole store are of no text.
     """
-    place, found, end = folder / PARTS, list[Part](), 0
+    place, parts, end = folder / PARTS, list[Part](), 0
     try:
         with open_plain(place) as (file, _):
             for line in file.read(header.files[PARTS].bytes).splitlines():
                 part = msgspec.json.decode(line, type=Part)
                 if part.first != end or (end := end + part.rows) > header.rows:
                     raise ValueError(f"{brief(part.name)} begins at row {part.first}")
-                found.append(part)
+                parts.append(part)
         if header.complete and end != header.rows:
             raise ValueError(f"its texts have {end} rows, and the store {header.rows}")
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{place}: {brief(one_line(error))}, expected a line for each text; {AGAIN}") from None
-    return found
+    return parts
 
 
 def mapped(folder: Path, header: Header) -> tuple[Halves, Ids]:

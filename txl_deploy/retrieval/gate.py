@@ -65,8 +65,8 @@ class Gate:
         For example, [True, False] for entropies [3.1, 0.02].
         """
         far = np.zeros((len(features), self.about.neighbours))
-        found: NDArray[np.bool_] = self._run("before", features, entropy, far) >= self.about.bound
-        return found
+        mask: NDArray[np.bool_] = self._run("before", features, entropy, far) >= self.about.bound
+        return mask
 
     def weights(self, features: Floats, entropy: NDArray[np.float64], far: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return W of each position, float64 [n], from squared distances [n, at most K] too: [0.3, 0.0] for two
@@ -80,7 +80,7 @@ class Gate:
     def _run(
         self, output: str, features: Floats, entropy: NDArray[np.float64], far: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        stream, found = getattr(self._own, "stream", None), np.zeros(len(features))
+        stream, weights = getattr(self._own, "stream", None), np.zeros(len(features))
         if stream is None:
             stream = self._own.stream = self._model.stream()
         for first in range(0, len(features), BATCH):
@@ -95,10 +95,10 @@ class Gate:
             for name, part in inputs.items():
                 padded[name][:count, : part.shape[1]] = part
             ran = stream.run(padded, (np.arange(BATCH) < count).astype(np.int32))
-            found[first : first + count] = ran[output][:count, 0]
-        if not ((found >= 0) & (found <= 1)).all():
+            weights[first : first + count] = ran[output][:count, 0]
+        if not ((weights >= 0) & (weights <= 1)).all():
             raise UsageError(f"the gate of the datastore returned a W that is not from 0 to 1; {AGAIN}")
-        return found
+        return weights
 
 
 def gate_inputs(features: Floats, entropy: Array, far: Array) -> dict[str, Floats]:

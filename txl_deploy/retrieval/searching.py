@@ -52,17 +52,17 @@ class Exact(Search):
 
     def candidates(self, queries: Floats, count: int, hidden: Hidden) -> Rows:
         count = min(count, len(self._rows))
-        found = np.full((len(queries), count), -1, np.int64)
+        rows = np.full((len(queries), count), -1, np.int64)
         for first in range(0, len(queries), QUERIES):
             far = self._norms - 2 * (queries[first : first + QUERIES] @ self._rows.T)
             far[:, slice(*hidden)] = np.inf
-            for row, into in zip(far, found[first : first + QUERIES], strict=True):
+            for row, into in zip(far, rows[first : first + QUERIES], strict=True):
                 some = np.flatnonzero(row <= np.partition(row, count - 1)[count - 1])
                 # of rows at the same distance, take the first
                 some = some[np.argsort(row[some], kind="stable")][:count]
                 some = some[row[some] < np.inf]
                 into[: len(some)] = some
-        return found
+        return rows
 
 
 class Clustered(Search):
@@ -86,8 +86,8 @@ class Clustered(Search):
             text = faiss.IDSelectorRange(*hidden)
             chosen = faiss.IDSelectorNot(text)
         how = faiss.SearchParametersIVF(nprobe=PROBES, sel=chosen)
-        found: Rows = self._index.search(np.ascontiguousarray(queries, np.float32), count, params=how)[1]
-        return found
+        rows: Rows = self._index.search(np.ascontiguousarray(queries, np.float32), count, params=how)[1]
+        return rows
 
 
 def nearest(
@@ -98,14 +98,14 @@ def nearest(
     For example, [[812, 17]] and [[0.5, 2.0]]. Of rows at the same distance the first is nearer, if the search finds all
     of them.
     """
-    found = search.candidates(queries, 2 * count + 16, hidden)
-    found.sort(axis=1)
-    far = np.full(found.shape, np.inf)
-    for query, rows, into in zip(queries, found, far, strict=True):
+    candidates = search.candidates(queries, 2 * count + 16, hidden)
+    candidates.sort(axis=1)
+    far = np.full(candidates.shape, np.inf)
+    for query, rows, into in zip(queries, candidates, far, strict=True):
         there = rows >= 0
         into[there] = np.square(features[rows[there]].astype(np.float64) - query).sum(axis=1)
     order = np.argsort(far, axis=1, kind="stable")[:, :count]
-    return np.take_along_axis(found, order, 1), np.take_along_axis(far, order, 1)
+    return np.take_along_axis(candidates, order, 1), np.take_along_axis(far, order, 1)
 
 
 def write_index(

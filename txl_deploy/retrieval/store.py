@@ -107,9 +107,9 @@ class Store:
 
         For example, ids [10000] of a text that is now measured.
         """
-        found = copy.copy(self)
-        found._hidden = self._texts.get(hash_of(ids), (0, 0))
-        return found
+        store = copy.copy(self)
+        store._hidden = self._texts.get(hash_of(ids), (0, 0))
+        return store
 
     @property
     def hidden(self) -> int:
@@ -122,8 +122,8 @@ class Store:
         Raises:
             UsageError: the features are not as wide as the store's.
         """
-        found = self.look(features, entropies)
-        return found.tokens, found.shares
+        neighbours = self.look(features, entropies)
+        return neighbours.tokens, neighbours.shares
 
     def look(self, features: Floats, entropies: Entropies) -> Found:
         """Return the neighbours of rows of the model's programs, float32 [n, columns], with their shares.
@@ -145,9 +145,9 @@ class Store:
         rows = np.zeros((len(features), self._neighbours), np.int64)
         far, shares = np.full(rows.shape, np.inf), np.zeros(rows.shape)
         if asked.any():
-            found, distances = self._nearest(features[asked])
-            inside = asked, slice(found.shape[1])
-            rows[inside], far[inside] = found, distances
+            rows_found, distances = self._nearest(features[asked])
+            inside = asked, slice(rows_found.shape[1])
+            rows[inside], far[inside] = rows_found, distances
             weights = gate.weights(features[asked], entropy[asked], distances)[:, None]
             shares[inside] = weights * softmax(distances, self._temperature)
         return Found(asked, rows, self._tokens[rows], far, shares)
@@ -162,8 +162,8 @@ class Store:
         """Return how often each token occurs in the rows that are not hidden, int64 [V]."""
         first, end = self._hidden
         shown = np.concatenate([self._tokens[:first], self._tokens[end:]])
-        found: Rows = np.bincount(shown, minlength=vocab_size).astype(np.int64)
-        return found
+        counts: Rows = np.bincount(shown, minlength=vocab_size).astype(np.int64)
+        return counts
 
     def own(self, rows: Floats) -> Floats:
         """Return this store's feature, float32 [n, F], from rows that the model's programs return: [2, 1024] →
@@ -228,8 +228,8 @@ def softmax(far: NDArray[np.float64], temperature: float) -> Shares:
     with np.errstate(invalid="ignore", over="ignore"):  # no row was found for a position, or T is near 0
         weights = np.exp((far.min(axis=1, keepdims=True) - far) / temperature)
     weights[~np.isfinite(far)] = 0
-    found: Shares = weights / np.maximum(weights.sum(axis=1, keepdims=True), 1.0)
-    return found
+    shares: Shares = weights / np.maximum(weights.sum(axis=1, keepdims=True), 1.0)
+    return shares
 
 
 def open_store(model: Model, mixture: Mixture | None) -> Store | None:
@@ -263,10 +263,10 @@ def open_store(model: Model, mixture: Mixture | None) -> Store | None:
     if weight == "gate":
         chosen = open_gate(folder, header)
         fitted = chosen.about.neighbours, chosen.about.temperature
-        given = neighbours or fitted[0], temperature or fitted[1]
-        if given != fitted:
+        settings = neighbours or fitted[0], temperature or fitted[1]
+        if settings != fitted:
             raise UsageError(
-                f"--knn and --knn-temperature are {given[0]} and {given[1]}, expected those of the gate, {fitted[0]} "
+                f"--knn and --knn-temperature are {settings[0]} and {settings[1]}, expected those of the gate, {fitted[0]} "
                 f"and {fitted[1]}; leave them out, or fit again"
             )
         neighbours, temperature = fitted

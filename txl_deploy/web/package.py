@@ -120,7 +120,7 @@ def page(policy: str, style: str, script: str) -> str:
     """Return the HTML of a page that runs the model itself, with this policy and the tags that load style and
     script.
     """
-    found = (STATIC / HTML).read_text("utf-8")
+    html = (STATIC / HTML).read_text("utf-8")
     meta = '<meta charset="utf-8">'
     for old, new in (
         (meta, f'{meta}\n<meta http-equiv="Content-Security-Policy" content="{policy}">'),
@@ -128,9 +128,9 @@ def page(policy: str, style: str, script: str) -> str:
         (SCRIPT, script),
         ('<body class="blank">', '<body class="blank local">'),
     ):
-        assert old in found, old
-        found = found.replace(old, new)
-    return found
+        assert old in html, old
+        html = html.replace(old, new)
+    return html
 
 
 def runtime_files() -> dict[str, Path]:

@@ -68,23 +68,23 @@ def read_run(path: Path) -> Adapted:
                 f"{path / AGENT}: has {some([*map(str, agent)], 6)}, expected rsl_rl's actor (since 5.0), skrl's "
                 "models or rl_games' params; give --adapter recurrent-policy, --config and --weights"
             )
-        found = reader(path, agent)
-        groups = found[3].pop("groups", None)
+        run = reader(path, agent)
+        groups = run[3].pop("groups", None)
         known = {} if environment is None else _environment(environment, groups)
-    trainer, weights, config, facts, files = found
+    trainer, weights, config, facts, files = run
     read = [*files, path / AGENT, *([] if environment is None else [path / ENVIRONMENT])]
     return _adapted(path, (trainer, weights, config, {**facts, **known}, read))
 
 
-def _adapted(path: Path, found: Found) -> Adapted:
+def _adapted(path: Path, run: Found) -> Adapted:
     """Return the model with its adapter, and a line that names the files that were used."""
-    trainer, weights, config, facts, read = found
+    trainer, weights, config, facts, read = run
     facts = {"trainer": trainer, **{key: value for key, value in facts.items() if value is not None and value != []}}
-    taken = [str(file.relative_to(path if path.is_dir() else path.parent)) for file in read]
+    names = [str(file.relative_to(path if path.is_dir() else path.parent)) for file in read]
     lacks = [key for key in ("rate", "observations", "actions") if key not in facts]
-    told = f"{path}: a run of {trainer}; taken are {', '.join(taken)}"
-    told += f"; not said there: {', '.join(lacks)}" if lacks else ""
-    return Adapted("recurrent-policy", weights, config, facts, told)
+    message = f"{path}: a run of {trainer}; taken are {', '.join(names)}"
+    message += f"; not said there: {', '.join(lacks)}" if lacks else ""
+    return Adapted("recurrent-policy", weights, config, facts, message)
 
 
 def _rsl_rl(path: Path, agent: Mapping[str, Any]) -> Found:
@@ -94,16 +94,18 @@ def _rsl_rl(path: Path, agent: Mapping[str, Any]) -> Found:
     if name not in ("MLPModel", "RNNModel"):
         raise CheckpointError(f"{path / AGENT}: class_name of actor is {name}, expected MLPModel or RNNModel")
     plain = name == "MLPModel"
-    kept = {key: value for key, value in actor.items() if value is not None and not (plain and key.startswith("rnn_"))}
+    settings = {
+        key: value for key, value in actor.items() if value is not None and not (plain and key.startswith("rnn_"))
+    }
     width = _tensor(checkpoint, state, "mlp.0.weight" if plain else "rnn.rnn.weight_ih_l0").shape[1]
     deviations = [tensor for key, tensor in state.items() if re.fullmatch(r"distribution\.(log_)?std_param", key)]
     last = max((key for key in state if key.startswith("mlp.")), key=lambda key: int(key.split(".")[1]))
     count = deviations[0].shape[0] if deviations else state[last].shape[0]
-    if not deviations and kept.get("distribution_cfg"):  # deviations, too, come out of the last layer
+    if not deviations and settings.get("distribution_cfg"):  # deviations, too, come out of the last layer
         count //= 2
     groups = list((agent.get("obs_groups") or {}).get("actor", ["policy"]))
-    config = {"obs": {"policy": width}, "num_actions": count, "obs_groups": {"actor": ["policy"]}, "actor": kept}
-    normal = "in the graph" if kept.get("obs_normalization") else None
+    config = {"obs": {"policy": width}, "num_actions": count, "obs_groups": {"actor": ["policy"]}, "actor": settings}
+    normal = "in the graph" if settings.get("obs_normalization") else None
     return (
         "rsl_rl",
         checkpoint,
@@ -137,10 +139,10 @@ def _rl_games(path: Path, agent: Mapping[str, Any]) -> Found:
 def _skrl(path: Path, agent: Mapping[str, Any]) -> Found:
     folder = path / "checkpoints"
     checkpoint = folder / "best_agent.pt" if (folder / "best_agent.pt").is_file() else _newest(folder, "agent_*.pt")
-    stored, told = read_stored(checkpoint), agent["models"]["policy"]
+    stored, settings = read_stored(checkpoint), agent["models"]["policy"]
     state = _part(checkpoint, stored, "policy")
     normal, scaler = _scaler(path, checkpoint, stored, agent.get("agent") or {})
-    (network,), output = told["network"], str(told["output"])
+    (network,), output = settings["network"], str(settings["output"])
     if network["input"] not in ("OBSERVATIONS", "STATES") or output not in ("ACTIONS", "tanh(ACTIONS)"):
         raise CheckpointError(
             f"{path / AGENT}: the policy reads {network['input']} and returns {output}, expected OBSERVATIONS and "
@@ -155,15 +157,15 @@ def _skrl(path: Path, agent: Mapping[str, Any]) -> Found:
     weights = {f"layers.{place // 2}.{('weight', 'bias')[place % 2]}": one for place, one in enumerate(matrices)}
     weights |= {key: normal[key].float() for key in ("running_mean", "running_variance") if normal}
     activations = network.get("activations") or ""
-    given = [activations] * len(network["layers"]) if isinstance(activations, str) else list(activations)
+    listed = [activations] * len(network["layers"]) if isinstance(activations, str) else list(activations)
     sizes = [matrices[0].shape[1], *(tensor.shape[0] for tensor in matrices[::2])]
     config = {
         "widths": sizes,
-        "activations": [*given, "tanh" if output != "ACTIONS" else ""],
+        "activations": [*listed, "tanh" if output != "ACTIONS" else ""],
         "normalised": bool(normal),
         "scaler": scaler,
     }
-    facts = {"normaliser": "in the graph" if normal else None, "clip_actions": told.get("clip_actions")}
+    facts = {"normaliser": "in the graph" if normal else None, "clip_actions": settings.get("clip_actions")}
     return "skrl", weights, config, facts, [checkpoint]
 
 
@@ -238,8 +240,8 @@ def _vec_normalize(path: Path, shape: tuple[int, ...]) -> Any:
         mean, var = (np.asarray(rms[key], np.float64) for key in ("mean", "var"))
         epsilon, clip = (float(content.state[key]) for key in ("epsilon", "clip_obs"))
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        said = f"{type(error).__name__}: {one_line(error)}"
-        raise CheckpointError(f"{path}: {said}; expected a VecNormalize of one Box, by its save") from None
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        raise CheckpointError(f"{path}: {reason}; expected a VecNormalize of one Box, by its save") from None
     if not (mean.shape == var.shape == shape and np.isfinite([mean, var]).all() and (var >= 0).all()):
         has = f"mean {list(mean.shape)} and variance {list(var.shape)}"
         raise CheckpointError(f"{path}: has {has}, expected finite ones of {list(shape)}, variances ≥ 0")
@@ -319,8 +321,8 @@ def _is_policy(path: Path) -> bool:
 
 def _only(path: Path, files: list[Path]) -> Path:
     if len(files) != 1:
-        found = some([file.name for file in files], 4) or "none"
-        raise CheckpointError(f"{path}: has {found}, expected one file; give it by its path, or put it there")
+        names = some([file.name for file in files], 4) or "none"
+        raise CheckpointError(f"{path}: has {names}, expected one file; give it by its path, or put it there")
     return files[0]
 
 

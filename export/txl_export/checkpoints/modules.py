@@ -52,13 +52,13 @@ def submodule(module: Stub, name: str) -> Stub | None:
     Raises:
         CheckpointError: the object, or a parent of the part, is not a module.
     """
-    found = _unwrapped(module)
+    candidate = _unwrapped(module)
     for part in name.split(".") if name else ():
-        child = _parts(found, "_modules").get(part)
+        child = _parts(candidate, "_modules").get(part)
         if not isinstance(child, Stub):
             return None
-        found = _unwrapped(child)
-    return found
+        candidate = _unwrapped(child)
+    return candidate
 
 
 def _tensors(module: Stub, path: str) -> Iterator[tuple[str, Tensor]]:

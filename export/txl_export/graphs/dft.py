@@ -79,8 +79,8 @@ def stft_as_convolution(graph: ir.Graph, node: ir.Node) -> None:
             values.
     """
     signal, shape = _signal(node)
-    given = node.inputs[2] if len(node.inputs) > 2 else None
-    window = None if given is None else _constant(node, given).astype(np.float64)
+    window_input = node.inputs[2] if len(node.inputs) > 2 else None
+    window = None if window_input is None else _constant(node, window_input).astype(np.float64)
     length = _number(node, 3, shape[1] if window is None else len(window))
     if window is not None and len(window) != length:
         raise _refused(node, f"with a window of {len(window)} numbers for frames of {length}, expected as many")
@@ -94,7 +94,7 @@ def stft_as_convolution(graph: ir.Graph, node: ir.Node) -> None:
         filters = transform.matrix().reshape(length, parts, -1) * weights[:, None, None]
         return build.constant(np.ascontiguousarray(filters.T, _kind(signal)))
 
-    filters = _kept(graph, node, transform, given, kernel)
+    filters = _kept(graph, node, transform, window_input, kernel)
     real = build.op("Reshape", [signal, build.numbers(0, 1, -1)]) if parts == 1 else build.transpose(signal, [0, 2, 1])
     filtered = build.op("Conv", [real, filters], strides=[_number(node, 1, None)])
     result = build.op("Reshape", [filtered, build.numbers(0, *transform.made, -1)])

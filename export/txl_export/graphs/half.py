@@ -39,15 +39,15 @@ def weights_of_products(graph: ir.Graph, precision: HalfPrecision, parameters: C
         parameters: names of constants that are the model's parameters. A product with any other constant, e.g. the
             frequencies of positions, stays float32. LSTM, GRU and RNN multiply by weights only.
     """
-    found: set[str] = set()
+    weights: set[str] = set()
     for node in graph:
         if node.op_type not in PRODUCTS[precision] or not _is_float(node.outputs):
             continue
         for operand in _weights(node):
             names = _origins(operand)
             if names and (node.op_type in RECURRENT or names <= set(parameters)):
-                found |= names
-    return found
+                weights |= names
+    return weights
 
 
 def to_half(model: ir.Model, precision: HalfPrecision, weights: Collection[str]) -> None:

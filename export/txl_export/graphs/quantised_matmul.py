@@ -152,5 +152,5 @@ def initializer(graph: ir.Graph, name: str, value: NDArray[np.generic] | np.gene
 
 
 def _holds(value: ir.Value, array: NDArray[np.generic]) -> bool:
-    found = None if value.const_value is None else value.const_value.numpy()
-    return found is not None and found.dtype == array.dtype and np.array_equal(found, array)
+    content = None if value.const_value is None else value.const_value.numpy()
+    return content is not None and content.dtype == array.dtype and np.array_equal(content, array)

@@ -168,10 +168,10 @@ def _make_room(graph: ir.Graph, names: set[str]) -> None:
 
 def _take_inputs(graph: ir.Graph, inputs: Sequence[TensorSpec]) -> None:
     """Set all inputs in order, including those that no node reads."""
-    found = {value.name: value for value in graph.inputs}
+    inputs_by_name = {value.name: value for value in graph.inputs}
     graph.inputs.clear()
     for spec in inputs:
-        value = found.get(spec.name) or ir.Value(name=spec.name)
+        value = inputs_by_name.get(spec.name) or ir.Value(name=spec.name)
         value.type, value.shape = ir.TensorType(_KINDS[spec.dtype]), ir.Shape(spec.shape)
         graph.inputs.append(value)
 

@@ -180,9 +180,11 @@ def _trace(network: Traceable, opset: int) -> ir.Model:
     if program is None:
         raise TxlError("torch.onnx.export returned nothing, expected a graph; check the installed torch and onnxscript")
     model: ir.Model = program.model
-    found = model.opset_imports.get("", 0)
-    if found != opset:
-        raise TxlError(f"torch.onnx.export wrote opset {found}, expected {opset}; install another torch or onnxscript")
+    opset_found = model.opset_imports.get("", 0)
+    if opset_found != opset:
+        raise TxlError(
+            f"torch.onnx.export wrote opset {opset_found}, expected {opset}; install another torch or onnxscript"
+        )
     return model
 
 

@@ -69,11 +69,11 @@ def _gate(name: str, value: float | None, limit: float, judged: bool = True) -> 
 
 def _small(tensors: Sequence[tuple[str, TensorErrors]]) -> Iterator[Gate]:
     """Yield a gate for every tensor with small values (`SMALL`); its worst chain counts."""
-    found: dict[str, float] = {}
+    errors_by_name: dict[str, float] = {}
     for name, errors in tensors:
         if not errors.exact and SMALL[0] < errors.usual.root_mean_square < SMALL[1]:
-            found[name] = max(found.get(name, 0.0), errors.deviation)
-    for name, value in found.items():
+            errors_by_name[name] = max(errors_by_name.get(name, 0.0), errors.deviation)
+    for name, value in errors_by_name.items():
         yield _gate(f"{name}, small, RMS error (of the standard deviation)", value, APART)
 
 

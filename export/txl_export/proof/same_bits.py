@@ -126,9 +126,9 @@ def _among_neighbours(model: Model, row: int, calls: Sequence[Call], bits: Bits)
             stream.put(int(other), poisoned_state(stream.take(int(other)), manifest))
         for (inputs, counts), results in zip(_running(calls, running), expected, strict=True):
             arrays = poisoned(manifest, inputs, np.where(alone, counts, 0).astype(np.int32))
-            found = named(stream.run(arrays, lengths=counts), stream.state())
+            values = named(stream.run(arrays, lengths=counts), stream.state())
             wanted = rows_of(manifest, results, [row])
-            bits.compare(tried, wanted, rows_of(manifest, found, [row]))
+            bits.compare(tried, wanted, rows_of(manifest, values, [row]))
 
 
 def _running(calls: Sequence[Call], running: NDArray[np.bool_]) -> list[Call]:

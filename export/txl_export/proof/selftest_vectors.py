@@ -58,7 +58,7 @@ def selftest_vectors(
     }
     for entry in manifest.given:
         vectors[f"input/{entry.name}"] = np.zeros((len(steps), *entry.sizes(batch, longest)), entry.dtype)
-    found: dict[str, list[tuple[Array, Array]]] = {output.name: [] for output in manifest.outputs}
+    stored: dict[str, list[tuple[Array, Array]]] = {output.name: [] for output in manifest.outputs}
     same = _same_places(manifest, draws)
     single = reference.in_single()
     beside = None if single is None else OwnRounding(manifest, (reference, single), batch)
@@ -84,10 +84,10 @@ def selftest_vectors(
         for name, values in inputs.items():
             place: tuple[int | slice, ...] = (step, *map(slice, values.shape))
             vectors[f"input/{name}"][place] = values
-        _note_outputs(manifest, truth.run(inputs, counts), counts, same, draws, found)
+        _note_outputs(manifest, truth.run(inputs, counts), counts, same, draws, stored)
     if rounding > SMALL:
         vectors["rounding"] = np.array(rounding)
-    for name, pairs in found.items():
+    for name, pairs in stored.items():
         vectors[f"place/{name}"] = same[name] if name in same else np.stack([places for places, _ in pairs])
         vectors[f"output/{name}"] = np.stack([values for _, values in pairs])
     return vectors | _states(manifest, truth, draws)

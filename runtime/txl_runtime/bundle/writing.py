@@ -47,11 +47,11 @@ def plain_place(path: Path) -> Path:
         OSError: the path cannot be looked up.
     """
     try:
-        found = stat.S_IFMT(path.stat().st_mode)
+        file_type = stat.S_IFMT(path.stat().st_mode)
     except FileNotFoundError:  # the file, or the target of a link, does not exist yet
         return Path(os.path.realpath(path))
-    if found != stat.S_IFREG:
-        kind = KINDS.get(found, "a device")
+    if file_type != stat.S_IFREG:
+        kind = KINDS.get(file_type, "a device")
         raise UsageError(f"{path}: found {kind}, expected a plain file or nothing; choose another place")
     return Path(os.path.realpath(path, strict=True))
 

@@ -220,10 +220,10 @@ class DeviceLoop(LoopState):
         program = self._programs.find(want, length, shapes)
         call = self._tie(program, side)
         host = call.inputs.host
-        given = {name: np.shape(value) for name, value in inputs.items() if name in host}
-        which = program.name, side, b, length, *given
+        input_shapes = {name: np.shape(value) for name, value in inputs.items() if name in host}
+        which = program.name, side, b, length, *input_shapes
         if which not in self._routes:
-            staged = ((name, host[name][tuple(map(slice, shape))], host[name]) for name, shape in given.items())
+            staged = ((name, host[name][tuple(map(slice, shape))], host[name]) for name, shape in input_shapes.items())
             reads = tuple((name, part, None if part.shape == whole.shape else whole) for name, part, whole in staged)
             parts = self._parts(program, call.results, b, length)
             asked, fits = self._wanted(program, parts), self.staging.fits

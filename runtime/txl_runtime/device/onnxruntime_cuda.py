@@ -152,10 +152,12 @@ class OrtSessions:
         wrong = [what for what, place in places.items() if str(place).casefold() != self._place]
         if wrong:
             nodes = self.elsewhere(self._wanted).get(name, [])
-            said = f", where its nodes {', '.join(nodes[:3])}{' …' if len(nodes) > 3 else ''} run" if nodes else ""
+            where_they_run = (
+                f", where its nodes {', '.join(nodes[:3])}{' …' if len(nodes) > 3 else ''} run" if nodes else ""
+            )
             raise BackendError(
                 f"{self._bundle.path}: {name}: ONNX Runtime {self.version} {', '.join(wrong)} outside of "
-                f"{self._place}{said}, expected all on the device; {ADVICE}, or use another backend"
+                f"{self._place}{where_they_run}, expected all on the device; {ADVICE}, or use another backend"
             )
 
     def _open(self, program: Program, graph: bytes) -> Any:
@@ -299,12 +301,12 @@ def _searched() -> str:
 
 def pip_folders() -> list[list[str]]:
     """Return the library folders of NVIDIA's packages for CUDA 12 and 13, one list for each entry of sys.path."""
-    found = (
+    places = (
         [folder for name in LIBRARIES for folder in sorted(Path(place).absolute().glob(f"nvidia/*/{name}"))]
         for place in dict.fromkeys(sys.path)
         if Path(place).absolute() != Path.cwd()  # the current folder may be a stranger's bundle
     )
-    return [[str(folder) for folder in folders if folder.is_dir()] for folders in found if folders]
+    return [[str(folder) for folder in folders if folder.is_dir()] for folders in places if folders]
 
 
 def import_onnxruntime() -> Any:

@@ -276,11 +276,11 @@ class Walk:
         form = self._operators.get(domain, {}).get(op)
         if form is None or (self._kind != "step" and op not in PLAIN):
             raise RefusedError(f"the operator {name[:60]!a}", "one of the operators that graphs may have")
-        given = self._given(op, form, attributes)
+        attribute_values = self._given(op, form, attributes)
         try:
-            if problem := form.problem([value is not None for value in inputs], len(outputs), given):
+            if problem := form.problem([value is not None for value in inputs], len(outputs), attribute_values):
                 raise RefusedError(*problem)
-            result = _returned(op, form, inputs, given)
+            result = _returned(op, form, inputs, attribute_values)
         except RefusedError as refused:
             raise type(refused)(f"{refused.args[0]} at {op} {ascii(outputs[:1])[:60]}", refused.args[1]) from None
         for output in outputs:

@@ -181,9 +181,9 @@ class HostLoop(LoopState):
 
     def _bind(self, program: Program, side: int, rows: int) -> Call:
         """Return a call that runs a program on the first `rows` sequences, whose states are on `side`."""
-        taken, returned = self._exchanged(program)
+        state_inputs, returned = self._exchanged(program)
         names = {spec.name for spec in program.inputs}
-        inputs = {**taken, **{name: counts for name, counts in self.counts.items() if name in names}}
+        inputs = {**state_inputs, **{name: counts for name, counts in self.counts.items() if name in names}}
         outputs, growing = dict(returned), self._growing
         for placement in self.placements:
             if placement is not growing:

@@ -112,10 +112,10 @@ class Replaced(HostPlacement):
         moved = self._counters.sides[rows] != side
         for state, array in self._there(side):
             if state.batch_axis is not None:
-                kept = array[state.axes.at(rows)]
+                selected = array[state.axes.at(rows)]
                 if moved.any():
-                    kept[state.axes.at(moved)] = self.sides[1 - side][state.name][state.axes.at(rows[moved])]
-                array[state.axes.at(slice(len(rows)))] = kept
+                    selected[state.axes.at(moved)] = self.sides[1 - side][state.name][state.axes.at(rows[moved])]
+                array[state.axes.at(slice(len(rows)))] = selected
                 array[state.axes.at(slice(len(rows), None))] = self._start(state, array)
 
     def written(self, side: int) -> Iterable[tuple[StateTensor, Array]]:

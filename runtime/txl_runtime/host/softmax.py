@@ -46,9 +46,12 @@ class _Rows:
             self._arrays = tuple(np.zeros((count, width), np.float32) for width in self._widths)
         while len(self._bound) >= self.KEPT:
             del self._bound[next(iter(self._bound))]
-        taken, given = (array[:count] for array in self._arrays)
-        inputs, outputs = {self._program.inputs[0].name: taken}, {self._program.outputs[0].name: given}
-        self._bound[rows] = taken, given, self._engine.bind(self._program, inputs, outputs)
+        inputs_of_rows, outputs_of_rows = (array[:count] for array in self._arrays)
+        inputs, outputs = (
+            {self._program.inputs[0].name: inputs_of_rows},
+            {self._program.outputs[0].name: outputs_of_rows},
+        )
+        self._bound[rows] = inputs_of_rows, outputs_of_rows, self._engine.bind(self._program, inputs, outputs)
         return self._bound[rows]
 
 

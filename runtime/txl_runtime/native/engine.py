@@ -77,15 +77,15 @@ class NativeEngine(Engine):
         if reason := unsupported(bundle):
             raise BackendError(f"{bundle.path}: {reason}; use backend cpu")
         self._c, self._bundle = open_library(library, sha256), bundle
-        given = Weights(bundle)
-        shape = given.shape(CACHES.index(cache), bf16, large_pages)
+        layout = Weights(bundle)
+        shape = layout.shape(CACHES.index(cache), bf16, large_pages)
         self._model = self._c.txl_open(ctypes.byref(shape), threads)
         if not self._model:
             raise BackendError("backend native got no memory or threads; give fewer threads, or use backend cpu")
         # Not at exit: a daemon thread may still be in a step, whose weights would go.
         finalize(self, self._c.txl_close, self._model).atexit = False
-        given.give(self)
-        self._tables = given.tables  # which C reads where they are
+        layout.give(self)
+        self._tables = layout.tables  # which C reads where they are
         instructions = self._c.txl_instructions().decode()
         weights = "bf16" if bf16 else bundle.manifest.precision
         self.description = f"a step in C ({instructions}, weights in {weights}, keys and values in {cache}) on the CPU"
@@ -315,8 +315,8 @@ class Weights:
             outer = p.matrix(f"{feed_forward}.outer.weight", c.d_inner, c.d_model)
             taker.product(i, 3, outer, p.optional(f"{feed_forward}.outer.bias", (c.d_model,)))
             for which, name in enumerate(("content_bias", "position_bias")):
-                found = p.optional(f"{attention}.{name}", (c.n_head, c.d_head))
-                taker.vector(i, which, np.zeros(size, np.float32) if found is None else found)
+                query_bias = p.optional(f"{attention}.{name}", (c.n_head, c.d_head))
+                taker.vector(i, which, np.zeros(size, np.float32) if query_bias is None else query_bias)
             for which, name in enumerate((f"{attention}.norm", f"{feed_forward}.norm")):
                 self._give_norm(taker, i, 2 + 2 * which, name)
             table, scores = self._positions[i], None

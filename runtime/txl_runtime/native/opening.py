@@ -101,14 +101,14 @@ def kept_step(sha256: str) -> Path:
     Raises:
         BackendError: this user has no home folder.
     """
-    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    cache_home = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:  # a relative one is to be ignored, as its specification says: it would be in a stranger's folder
         home = Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
-        cache = given if given.is_absolute() else home
+        cache = cache_home if cache_home.is_absolute() else home
     except RuntimeError:
-        if not given.is_absolute():
+        if not cache_home.is_absolute():
             raise BackendError("this user has no home folder, expected one for caches; set XDG_CACHE_HOME") from None
-        cache = given
+        cache = cache_home
     return cache / "txl-deploy" / "native" / f"{sha256}.so"
 
 

@@ -167,10 +167,10 @@ class Parameters:
         Tables of positions of several programs differ in the largest distance alone. For example, of positions.1 [2, 4,
         9] and positions.8 [2, 4, 16] the second is returned.
         """
-        found = {
+        widths = {
             name: entry.shape[-1] for name, entry in self._entries.items() if name.startswith(start) and entry.shape
         }
-        named = {name: columns for name, columns in found.items() if name.removeprefix(start).isdecimal()}
+        named = {name: columns for name, columns in widths.items() if name.removeprefix(start).isdecimal()}
         best = max(named, key=lambda name: named[name], default=f"{start}00001")
         return self.tensor(best, (*shape, named.get(best, 1)))
 

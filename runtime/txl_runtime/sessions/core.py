@@ -100,12 +100,12 @@ class Sessions:
         if unread is not None and (not is_whole(unread) or unread < 1):
             raise UsageError(f"unread is {shown(unread)}, expected a whole number of at least 1, or None")
         work = check_request(request, self._manifest, self._limits, self._parts)
-        found = self._book.named.get(name)
-        self._check_start(work, found)
+        known = self._book.named.get(name)
+        self._check_start(work, known)
         self._book.check_room(work)
-        if found is None:
-            found = self._book.open(name)
-        job = Job(work, found, Ticket(name, lambda: self._book.end(job, "cancelled"), unread), work.nbytes)
+        if known is None:
+            known = self._book.open(name)
+        job = Job(work, known, Ticket(name, lambda: self._book.end(job, "cancelled"), unread), work.nbytes)
         self._book.add(job)
         return job.ticket
 

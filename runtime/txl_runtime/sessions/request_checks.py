@@ -152,12 +152,12 @@ def _ids(request: Request, manifest: Manifest, limits: Limits) -> Ids:
             raise UsageError(
                 f"tokens hold {shown(odd)}, expected whole numbers; encode text with model.vocabulary.encode"
             )
-    found = as_array(tokens, "tokens")
-    if found.ndim != 1:
-        raise UsageError(f"tokens have shape {list(found.shape)}, expected [T]; a request is of one sequence")
-    if not found.size:
+    array = as_array(tokens, "tokens")
+    if array.ndim != 1:
+        raise UsageError(f"tokens have shape {list(array.shape)}, expected [T]; a request is of one sequence")
+    if not array.size:
         return np.zeros(0, np.int32)
-    ids, _ = check_tokens(found[None], 1, manifest.vocab_size, None)
+    ids, _ = check_tokens(array[None], 1, manifest.vocab_size, None)
     return np.array(ids[0])
 
 

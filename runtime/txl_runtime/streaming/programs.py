@@ -88,17 +88,17 @@ class Programs:
             BackendError: no program holds `length` positions.
             UsageError: no program reads these shapes of the state.
         """
-        found = self._found.get((want, length, shapes))
-        if found is None:
+        cached = self._found.get((want, length, shapes))
+        if cached is None:
             kinds = KINDS[want]
             fitting = [p for p in self._programs if p.kind in kinds and self._fits(p, length, shapes)]
             if not fitting:
                 raise self._missing(length, shapes)
-            found = min(fitting, key=lambda program: (program.segment_length, kinds.index(program.kind)))
+            cached = min(fitting, key=lambda program: (program.segment_length, kinds.index(program.kind)))
             if len(self._found) > 4096:  # a state that grows by a row per step has a new shape in every step
                 self._found.clear()
-            self._found[want, length, shapes] = found
-        return found
+            self._found[want, length, shapes] = cached
+        return cached
 
     def _fits(self, program: Program, length: int, shapes: Shapes) -> bool:
         longest = program.segment_length

@@ -200,10 +200,10 @@ class Sampler:
             first = known.clusters[cluster][0]
             if (known.cluster(cluster), -first) > (value, -best):  # of equally probable words, the lowest id wins
                 tail = known.compute(cluster)
-                found = int(tail.argmax())
-                candidate = known.cluster(cluster) + float(tail[found])
+                in_tail = int(tail.argmax())
+                candidate = known.cluster(cluster) + float(tail[in_tail])
                 if (candidate, -first) > (value, -best):
-                    best, value = first + found, candidate
+                    best, value = first + in_tail, candidate
         return best
 
     def _by_cluster(self, known: _Known, uniform: float) -> int:

@@ -269,9 +269,9 @@ class Stream(CarriedState):
         ids, counts = check_tokens(tokens, self._b, self._vocab_size, lengths)
         steps, fed = ids.shape[1] - 1, np.maximum(counts - 1, 0)
         result, counted = zeros((self._b, steps)), np.arange(steps) < fed[:, None]
-        given = ids[:, :-1] * counted  # the last token of each row is only a target: 0 is fed in its place
+        fed_ids = ids[:, :-1] * counted  # the last token of each row is only a target: 0 is fed in its place
         for first, last, inside in self._cuts(steps, fed):
-            inputs = {**self._inputs(given[:, first:last]), "targets": ids[:, first + 1 : last + 1]}
+            inputs = {**self._inputs(fed_ids[:, first:last]), "targets": ids[:, first + 1 : last + 1]}
             ran, inner = (
                 self._ready().run(inputs, inside, "nll" if datastore is None else "rows"),
                 counted[:, first:last],

@@ -109,10 +109,10 @@ class KeyValue(Eager):
 
     def _make_room(self, length: int) -> None:
         """Move memory rows to the front of the buffers; if a segment does not fit even then, make larger buffers."""
-        kept, room = self.memory(), 2 * self.parts.memory_length + length
+        memory, room = self.memory(), 2 * self.parts.memory_length + length
         if self._buffers[0].shape[2] < room:
             self._buffers = self._allocate(room)
-        for buffer, rows in zip(self._buffers, kept, strict=True):
+        for buffer, rows in zip(self._buffers, memory, strict=True):
             buffer[:, :, : self.rows] = rows
         self._end = self.rows
 

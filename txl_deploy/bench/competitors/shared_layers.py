@@ -171,11 +171,11 @@ class SharedLayers:
                 continue
             rows, inside = head[index], (targets[index] - low).long()[:, None]
             if cluster == 0:
-                found = rows.gather(1, inside)[:, 0]
+                logprobs = rows.gather(1, inside)[:, 0]
             else:
                 tail = self._logits(cluster, hidden[index]).log_softmax(dim=-1)
-                found = rows[:, first + cluster - 1] + tail.gather(1, inside)[:, 0]
-            result.index_copy_(0, index, -found)
+                logprobs = rows[:, first + cluster - 1] + tail.gather(1, inside)[:, 0]
+            result.index_copy_(0, index, -logprobs)
         return result
 
     def read_bytes(self, *unread: str) -> int:

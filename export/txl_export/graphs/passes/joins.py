@@ -41,16 +41,16 @@ def join_once(graph: ir.Graph) -> None:
                 _read(pieces, node, result, axis)
 
 
-def _read(made: Pieces, node: ir.Node, result: ir.Value, axis: int) -> None:
+def _read(joined: Pieces, node: ir.Node, result: ir.Value, axis: int) -> None:
     """Replace a Concat by a Concat of all original pieces, and a slice by a slice of the one value that contains it."""
     pieces = pieces_of(result, axis)
     if not pieces or pieces[0].value is result or (node.op_type != "Concat" and len(pieces) > 1):
         return
     pieces_before = [(value, 0, size_along(value, axis)) for value in node.inputs]
     if node.op_type != "Concat" and pieces[0].value is node.inputs[0] and pieces != pieces_before[:1]:
-        made.slices.setdefault((pieces[0], axis), result)
+        joined.slices.setdefault((pieces[0], axis), result)
     elif pieces != pieces_before or len(pieces) == 1:
-        made.replace(result, made.joined(pieces, axis))
+        joined.replace(result, joined.joined(pieces, axis))
 
 
 def _select(pieces: Pieces, node: ir.Node) -> None:

@@ -54,8 +54,8 @@ def _split(graph: ir.Graph, build: Builder, value: ir.Value, axis: int, parts: S
         return
     first = next(node for node in graph if node.outputs[0] in results)
     lengths = [block.end - block.start for _, block in parts]
-    for result, made in zip(results, build.at(first).split(value, lengths, axis), strict=True):
-        build.replace(result, made)
+    for result, piece in zip(results, build.at(first).split(value, lengths, axis), strict=True):
+        build.replace(result, piece)
 
 
 def put_stacks_together(graph: ir.Graph) -> None:

@@ -87,7 +87,7 @@ def is_constant(value: ir.Value | None) -> bool:
             continue
         known.add(one)
         node = one.producer()
-        read = [] if node is None else [given for given in node.inputs if given is not None]
+        read = [] if node is None else [entry for entry in node.inputs if entry is not None]
         if not read:
             return False
         left += read

@@ -108,10 +108,10 @@ def view_of(value: ir.Value) -> View | None:
 
 def views_of(value: ir.Value) -> Iterator[View]:
     """Yield the view that `view_of` finds; of [6, L, d] also as [2, 3, L, d] and [3, 2, L, d]."""
-    found = _numbers(value)
-    if found is None:
+    numbers_of_view = _numbers(value)
+    if numbers_of_view is None:
         return
-    product, factor, numbers = found
+    product, factor, numbers = numbers_of_view
     views = [numbers]
     if numbers.ndim == 3:
         size = numbers.shape[0]

@@ -61,17 +61,17 @@ def _places(node: ir.Node, data: ir.Value, index: ir.Value, new: ir.Value) -> di
         whole = alike(data, index, along)
     if not whole:
         return None
-    found = dict[int, list[int]]()
+    places_by_axis = dict[int, list[int]]()
     for axis, coordinates in along.items():
         rows = np.moveaxis(coordinates, axis, 0).reshape(coordinates.shape[axis], -1)
         places, size = rows[:, 0].tolist(), size_along(data, axis)
         if (rows != rows[:, :1]).any():
             return None
         if size is not None and not (opened and axis == 0):
-            found[axis] = [int(place) % size for place in places]
+            places_by_axis[axis] = [int(place) % size for place in places]
         elif not opened or not alike(data, new, {*along} - {0}) or places != list(range(len(places))):
             return None
-    return found
+    return places_by_axis
 
 
 def _index(index: ir.Value) -> tuple[NDArray[np.int64] | None, bool]:

@@ -96,9 +96,9 @@ def give_workspace(executables: Sequence[EngineExecutable], device: Device) -> N
 
 def give_weights(executables: Sequence[EngineExecutable], bundle: Bundle, device: Device, queue: Queue) -> None:
     """Put the weights that engines take as inputs on the device, as `SharedWeights`, and raise its errors."""
-    if given := [weight for executable in executables for weight in executable.given]:
+    if needed := [weight for executable in executables for weight in executable.given]:
         try:
-            weights = SharedWeights(bundle, given, device, queue)
+            weights = SharedWeights(bundle, needed, device, queue)
         except BaseException:
             queue.settle()  # after an interrupt the memory is freed, so the work that writes it has to end first
             raise

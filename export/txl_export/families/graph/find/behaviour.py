@@ -217,9 +217,9 @@ class Behaviour:
 
     def _follow(self, state: State, end: float) -> Lasting:
         """Follow a change for at most `STEPS` runs, or until `end` seconds of processor time are left."""
-        given = {each.input: self._given[each.input] for each in self._states}
+        arrays = {each.input: self._given[each.input] for each in self._states}
         name, runs, followed, itself = state.input, 0, 0, True
-        held = [given, {**given, name: other_than(given[name], self._inputs.draw(1)[name])}]
+        held = [arrays, {**arrays, name: other_than(arrays[name], self._inputs.draw(1)[name])}]
         while followed < STEPS and (self._runner.seconds_left > end or not followed):
             feeds = self._inputs.draw(100 + followed)
             try:
@@ -233,7 +233,7 @@ class Behaviour:
                 runs = followed
             held = [{each.input: result[each.output] for each in self._states} for result in results]
             itself = _differ(*(states[name] for states in held))
-            if not any(_differ(held[0][each], held[1][each]) for each in given):
+            if not any(_differ(held[0][each], held[1][each]) for each in arrays):
                 break
         return Lasting(name, runs, followed, itself)
 

@@ -77,11 +77,13 @@ def _sized(graph: ir.Model, step: FileStep, network: StepNetwork) -> ir.Model:
 
 def _put_around(graph: ir.Graph, step: FileStep, plan: Plan, network: StepNetwork) -> None:
     """Replace a graph's inputs and outputs by the program's, in its order, in place."""
-    given = {spec.name: ir.Value(name=spec.name, type=ir.TensorType(_TYPES[spec.dtype])) for spec in network.inputs}
+    graph_inputs = {
+        spec.name: ir.Value(name=spec.name, type=ir.TensorType(_TYPES[spec.dtype])) for spec in network.inputs
+    }
     kinds = {spec.name: _TYPES[spec.dtype] for spec in network.outputs}
     states = {state.name: state for state in plan.states}
-    ports = {side.port: given[side.spec.name] for side in step.inputs}
-    ports |= {side.port: given[states[side.spec.name].input] for side, _ in step.states}
+    ports = {side.port: graph_inputs[side.spec.name] for side in step.inputs}
+    ports |= {side.port: graph_inputs[states[side.spec.name].input] for side, _ in step.states}
     results = {str(value.name): value for value in graph.outputs}
 
     def node(op: str, *inputs: ir.Value, **attributes: int) -> ir.Value:
@@ -99,15 +101,15 @@ def _put_around(graph: ir.Graph, step: FileStep, plan: Plan, network: StepNetwor
         value = cast(results[port], kinds[state.output])
         if plan.streams != "independent" or state.batch_axis is None:
             return value
-        live = node("Greater", given[VALID], number(0, ir.DataType.INT32))
+        live = node("Greater", graph_inputs[VALID], number(0, ir.DataType.INT32))
         if axes := [axis for axis in range(len(state.shape)) if axis != state.batch_axis]:
             live = node("Unsqueeze", live, number(axes, ir.DataType.INT64))
-        return node("Where", live, value, given[state.input])
+        return node("Where", live, value, graph_inputs[state.input])
 
     for own in graph.inputs:
-        made = cast(ports[str(own.name)], own.dtype)
-        ir.convenience.replace_all_uses_with(own, made, replace_graph_outputs=True)
-        results = {port: made if value is own else value for port, value in results.items()}
+        cast_value = cast(ports[str(own.name)], own.dtype)
+        ir.convenience.replace_all_uses_with(own, cast_value, replace_graph_outputs=True)
+        results = {port: cast_value if value is own else value for port, value in results.items()}
     returned = [
         node("LogSoftmax", results[side.port], axis=-1)
         if isinstance(side.spec, OutputSpec) and side.spec.role == "logits"
@@ -115,6 +117,6 @@ def _put_around(graph: ir.Graph, step: FileStep, plan: Plan, network: StepNetwor
         for side in step.outputs
     ]
     returned += [after(states[side.spec.name], port) for side, port in step.states]
-    for ends, values in ((graph.inputs, given.values()), (graph.outputs, returned)):
+    for ends, values in ((graph.inputs, graph_inputs.values()), (graph.outputs, returned)):
         ends.clear()
         ends.extend(values)
