@@ -44,8 +44,8 @@ class Encoder:
             wrong = (token_ids < 0) | (token_ids >= self._vocab_size)
             if wrong.any():
                 raise UsageError(
-                    f"holds id {token_ids[wrong][0]}, expected 0 … {self._vocab_size - 1}; check the vocabulary the ids "
-                    "come from"
+                    f"holds id {token_ids[wrong][0]}, expected 0 … {self._vocab_size - 1}; check the vocabulary the "
+                    "ids come from"
                 )
             ids, scored_bytes = token_ids.astype(np.int32), None
         elif self._vocabulary is None:

@@ -266,8 +266,8 @@ def open_store(model: Model, mixture: Mixture | None) -> Store | None:
         settings = neighbours or fitted[0], temperature or fitted[1]
         if settings != fitted:
             raise UsageError(
-                f"--knn and --knn-temperature are {settings[0]} and {settings[1]}, expected those of the gate, {fitted[0]} "
-                f"and {fitted[1]}; leave them out, or fit again"
+                f"--knn and --knn-temperature are {settings[0]} and {settings[1]}, expected those of the gate, "
+                f"{fitted[0]} and {fitted[1]}; leave them out, or fit again"
             )
         neighbours, temperature = fitted
     if not chosen:

@@ -47,8 +47,8 @@ def proven(forms: Sequence[StepSpec], own: Own, lengths: Sequence[int]) -> StepS
         if not difference:
             return form
     raise UsageError(
-        f"{difference} is not what {type(forms[0].module).__name__} itself computes with a memory that grows: an option "
-        "of it depends on the number of rows; leave that out, or give a StepSpec of your own, with grows="
+        f"{difference} is not what {type(forms[0].module).__name__} itself computes with a memory that grows: an "
+        "option of it depends on the number of rows; leave that out, or give a StepSpec of your own, with grows="
     )
 
 

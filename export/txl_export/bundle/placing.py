@@ -74,9 +74,9 @@ def _check(target: Path, force: bool, kind: Kind) -> None:
             "UTF-8; give another -o, and rename the bundle afterwards"
         )
     if not parent.is_dir():
-        parent_kind = "a file" if parent.exists() else "nothing"
+        present = "a file" if parent.exists() else "nothing"
         raise UsageError(
-            f"{parent}: found {parent_kind}, expected a folder to write {target.name} into; create it or give another -o"
+            f"{parent}: found {present}, expected a folder to write {target.name} into; create it or give another -o"
         )
     if not os.path.lexists(target):
         return

@@ -120,4 +120,4 @@ def leaver(owners: Sequence[Session | None], runnable: Collection[Session]) -> i
     idle = [owner for owner in known if owner not in runnable]
     served = idle or [owner for owner in known if owner.turns >= (SLICE if owner.jobs[0].at else SHORT_SLICE)]
     oldest = min(served, key=lambda owner: owner.served, default=None)
-    return None if oldest is None else longest_served.row
+    return None if oldest is None else oldest.row
