@@ -204,12 +204,12 @@ class TransformerXL(nn.Module):
         keys = memory[0].shape[1] + inputs.shape[1]
         angles = torch.arange(keys - 1, -1, -1)[:, None] * self.get_buffer("frequencies")
         distances = torch.cat([angles.sin(), angles.cos()], dim=1)  # [K, D]: halves, not interleaved
-        kept = []
+        memory_after = []
         for layer, rows in zip(self.layers.values(), memory, strict=True):
             seen = torch.cat([rows, x.detach()], dim=1)  # detached: no gradient flows into an earlier segment
-            kept.append(seen[:, max(0, keys - memory_length) :])
+            memory_after.append(seen[:, max(0, keys - memory_length) :])
             x = layer(x, rows, distances)
-        return functional.linear(x, table, self.softmax.biases[0]), kept
+        return functional.linear(x, table, self.softmax.biases[0]), memory_after
 
 
 def library_text(heldout_bytes: int) -> tuple[bytes, bytes]:
@@ -221,13 +221,13 @@ def library_text(heldout_bytes: int) -> tuple[bytes, bytes]:
     names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.py") if path.is_file())
     # _sysconfigdata* describes one machine's build, not Python; it would make the text differ from machine to machine.
     names = [name for name in names if SKIPPED.isdisjoint(name.split("/")) and not name.startswith("_sysconfigdata")]
-    heldout, taken = b"", set()
+    heldout, names_taken = b"", set()
     for name in sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest()):
         if len(heldout) >= heldout_bytes:
             break
         heldout += (root / name).read_bytes()
-        taken.add(name)
-    return b"".join((root / name).read_bytes() for name in names if name not in taken), heldout[:heldout_bytes]
+        names_taken.add(name)
+    return b"".join((root / name).read_bytes() for name in names if name not in names_taken), heldout[:heldout_bytes]
 
 
 def as_streams(text: bytes, streams: int) -> Tensor:
@@ -370,14 +370,14 @@ def train(out: Path, options: Options, force: bool = False) -> dict[str, Any]:
     model = TransformerXL(options)
 
     screen = Screen(stderr=True)
-    said = Column(
+    column = Column(
         no_wrap=True, overflow="ellipsis", max_width=max(screen.width - 32, 8)
     )  # cut first where it is narrow
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         TimeElapsedColumn(),
-        TextColumn("{task.fields[said]}", table_column=said),
+        TextColumn("{task.fields[said]}", table_column=column),
     )
     with Progress(*columns, console=screen) as progress:
         task = progress.add_task("step 0", total=1.0, said="")
@@ -388,8 +388,8 @@ def train(out: Path, options: Options, force: bool = False) -> dict[str, Any]:
 
         def report(share: float, step: int, bits: float, speed: float) -> None:
             go_on()
-            said = f"{bits:.3f} bits per byte, {speed:,.0f} bytes/s"
-            progress.update(task, completed=min(share, 1.0), description=f"step {step}", said=said)
+            column = f"{bits:.3f} bits per byte, {speed:,.0f} bytes/s"
+            progress.update(task, completed=min(share, 1.0), description=f"step {step}", said=column)
 
         steps, seconds = fit(model, text, options, report)
 
@@ -456,11 +456,11 @@ def main(argv: list[str] | None = None) -> int:
             parser.add_argument(name, action=argparse.BooleanOptionalAction, default=field.default, help=text)
         else:
             parser.add_argument(name, type=type(field.default), default=field.default, help=text)
-    given = vars(parser.parse_args(argv))
-    out, force, threads = given.pop("out"), given.pop("force"), given.pop("threads")
+    flags = vars(parser.parse_args(argv))
+    out, force, threads = flags.pop("out"), flags.pop("force"), flags.pop("threads")
     try:
         torch.set_num_threads(max(1, threads))
-        show(train(out, Options(**given), force), out)
+        show(train(out, Options(**flags), force), out)
     except KeyboardInterrupt:
         print("interrupted: nothing was saved", file=sys.stderr)
         return 130

@@ -46,16 +46,16 @@ class Played:
 
     def __init__(self, size: str, work: Path, quick: bool) -> None:
         file, bundle, package = (work / f"{size}{ending}" for ending in (".nam", ".txl", "-c"))
-        made = random_nam.lstm(1, 24) if size == "lstm" else random_nam.wavenet(*random_nam.WAVENETS[size])
+        result = random_nam.lstm(1, 24) if size == "lstm" else random_nam.wavenet(*random_nam.WAVENETS[size])
         if quick:
-            made = random_nam.wavenet((3,), ([1, 2],))
+            result = random_nam.wavenet((3,), ([1, 2],))
         if not package.exists():
-            file.write_text(json.dumps(made))
+            file.write_text(json.dumps(result))
             txl_export.export(nam.build(str(file)), bundle, batch_size=1, verify=False)
             package_c(bundle, package, name="amp", lengths=(64, 8, 1))
         self.model = txl_runtime.load(bundle, "cpu", threads=1)
         self.plain = PlainFunction(package, self.model.manifest, work)
-        self.weights = len(made["weights"])
+        self.weights = len(result["weights"])
         self.spec = nam.build(str(file))
         self.module = Eager(self.spec)
         self.stream, self.states = self.model.stream(1), fresh_states(self.spec, 1)
@@ -71,12 +71,12 @@ class Played:
         0.9).
         """
         wanted = np.concatenate([self.eager(part) for part in np.split(samples, range(8192, samples.size, 8192), 1)], 1)
-        draws, place, found = np.random.default_rng(1), 0, np.empty(samples.shape, np.float32)
+        draws, place, results = np.random.default_rng(1), 0, np.empty(samples.shape, np.float32)
         while place < samples.size:
             block = slice(place, place + int(draws.integers(1, 513)))
-            self.plain.feeding(samples[0, block], found[0, block])()
+            self.plain.feeding(samples[0, block], results[0, block])()
             place = block.stop
-        return float(np.abs(found - wanted).max()), float(np.abs(wanted).max())
+        return float(np.abs(results - wanted).max()), float(np.abs(wanted).max())
 
     def costs(self, block: int, rounds: int, calls: int) -> dict[str, NDArray[np.float64]]:
         """Return µs of processor time of a block by side and round, e.g. {"c": [12.1, 12.3]}."""
@@ -86,14 +86,14 @@ class Played:
             "ONNX Runtime": lambda: self.stream.run({"input": given}),
             "eager": lambda: self.eager(given),
         }
-        found: dict[str, list[float]] = {side: [] for side in SIDES}
+        results: dict[str, list[float]] = {side: [] for side in SIDES}
         for _ in range(rounds + 1):
             for side in SIDES:
                 began = time.process_time()
                 for _ in range(calls):
                     sides[side]()
-                found[side].append((time.process_time() - began) / calls * 1e6)
-        return {side: np.array(times[1:]) for side, times in found.items()}
+                results[side].append((time.process_time() - began) / calls * 1e6)
+        return {side: np.array(times[1:]) for side, times in results.items()}
 
 
 def main() -> None:

@@ -101,22 +101,22 @@ def record(options: argparse.Namespace) -> int:
     for folder in ("bundles", "checkpoints", "results", "snapshots"):
         (out / folder).mkdir(parents=True, exist_ok=True)
     (out / "record.json").unlink(missing_ok=True)  # left by an earlier run; this run may fail before it writes one
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     side, only = _Side(source, out), options.only
     for case in CASES:
         if (options.demo if case.checkpoint is None else options.oracle) and (not only or case.name in only):
             print(f"{case.name}: {case.options}", file=sys.stderr, flush=True)
-            found[case.name] = _record_case(case, options, side)
+            results[case.name] = _record_case(case, options, side)
     own = {case.name: case for case in OWN_CASES if options.own and (not only or case.name in only)}
     if own:
         print(f"export {', '.join(own)}", file=sys.stderr, flush=True)
         side.python(Path(own_cases.__file__).resolve(), out / "bundles", "--source", source, "--only", *own)
     for name, one in own.items():
         print(f"{name}: {one.shows}", file=sys.stderr, flush=True)
-        found[name] = _record_bundle(name, one.targets, options, side)
+        results[name] = _record_bundle(name, one.targets, options, side)
     names = ("numpy", "onnxruntime", "torch", "onnx", "onnxscript", "onnx-ir")
     conditions = {"python": platform.python_version()} | {name: version(name) for name in names}
-    (out / "record.json").write_text(json.dumps({"conditions": conditions, "cases": found}, indent=1) + "\n")
+    (out / "record.json").write_text(json.dumps({"conditions": conditions, "cases": results}, indent=1) + "\n")
     return 0
 
 
@@ -169,8 +169,8 @@ def _record_case(case: Case, options: argparse.Namespace, side: _Side) -> dict[s
     prompt = ("--prompt-tokens", "1,2,3,4,5,6,7", "--max-new-tokens", 20, "--seed", 3, "--threads", 1)
     documents["generate"] = side.cli("generate", bundle, *prompt, "--temperature", 0.8, "--top-p", 0.9)
     documents["score"] = side.cli("score", bundle, tokens, "--threads", 1)
-    found = _record_bundle(case.name, case.targets, options, side)
-    return {**found, "documents": documents | found["documents"]}
+    result = _record_bundle(case.name, case.targets, options, side)
+    return {**result, "documents": documents | result["documents"]}
 
 
 def _record_bundle(name: str, targets: Sequence[str], options: argparse.Namespace, side: _Side) -> dict[str, Any]:
@@ -293,17 +293,17 @@ def _document(old: Any, new: Any, name: str) -> str:
     """Compare JSON documents: list the places that differ, with the size of the difference for figures of
     verification.
     """
-    found = list(_differences(_in_one_format(old), _in_one_format(new), "", name == "report.json"))
-    if not found:
+    results = list(_differences(_in_one_format(old), _in_one_format(new), "", name == "report.json"))
+    if not results:
         return "equal"
     beyond, reasons = [], set()
-    for place in (place for place, apart in found if apart is None):
-        told = [reason for pattern, reason in EXPLAINED.items() if re.match(pattern, place)]
-        reasons.update(told)
-        beyond += [] if told else [place]
+    for place in (place for place, apart in results if apart is None):
+        names = [reason for pattern, reason in EXPLAINED.items() if re.match(pattern, place)]
+        reasons.update(names)
+        beyond += [] if names else [place]
     if beyond:
         return f"differs: {', '.join(beyond[:5])}{' …' if len(beyond) > 5 else ''}"
-    worst = max((apart for _, apart in found if apart is not None), default=None)
+    worst = max((apart for _, apart in results if apart is not None), default=None)
     reasons |= set() if worst is None else {f"{FIGURES}, relative difference at most {worst:.1e}"}
     return f"explained: {'; '.join(sorted(reasons))}"
 

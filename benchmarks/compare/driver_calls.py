@@ -115,8 +115,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         bundles = options.bundles or Path(folder)
         bundles.mkdir(parents=True, exist_ok=True)
-        found = record(bundles, [case for case in CASES if not options.only or case[0] in options.only])
-    options.out.write_text(json.dumps(found, indent=0) + "\n")
+        result = record(bundles, [case for case in CASES if not options.only or case[0] in options.only])
+    options.out.write_text(json.dumps(result, indent=0) + "\n")
     return 0
 
 
@@ -125,7 +125,7 @@ def compare(old: Record, new: Record, look: Callable[[Sequence[str]], list[str]]
 
     `look` is applied to the calls first, to ignore differences in their order.
     """
-    found: dict[str, list[str]] = {}
+    results: dict[str, list[str]] = {}
     operations = calls = 0
     for case in sorted(old.keys() | new.keys()):
         before, after = (dict(side.get(case, [])) for side in (old, new))
@@ -135,24 +135,24 @@ def compare(old: Record, new: Record, look: Callable[[Sequence[str]], list[str]]
             if theirs != ours:
                 lines = difflib.unified_diff(theirs, ours, n=1, lineterm="")
                 text = "\n".join(line for line in lines if not line.startswith(("---", "+++", "@@")))
-                found.setdefault(text, []).append(f"{case}: {title}")
-    for text, places in found.items():
+                results.setdefault(text, []).append(f"{case}: {title}")
+    for text, places in results.items():
         print(f"{len(places)} operations differ so, the first is {places[0]}\n{text}\n")
-    print(f"{operations} operations, {calls} lines; {sum(map(len, found.values()))} operations differ")
-    return int(bool(found))
+    print(f"{operations} operations, {calls} lines; {sum(map(len, results.values()))} operations differ")
+    return int(bool(results))
 
 
 def record(bundles: Path, cases: Sequence[tuple[str, str]]) -> Record:
     """Return the operations of each case with their calls of the driver."""
-    found: Record = {}
+    results: Record = {}
     gc.disable()  # so that memory is released when its last reference goes, not at the collector's next run
     for name, rule in cases:
         path = bundle(bundles, name)
         for title, steps in WAYS.items():
             print(f"{name}, {rule}: {title}", file=sys.stderr, flush=True)
-            found[f"{name}, {rule}: {title}"] = Play(path, rule).play(steps)
+            results[f"{name}, {rule}: {title}"] = Play(path, rule).play(steps)
     gc.enable()
-    return found
+    return results
 
 
 def bundle(folder: Path, name: str) -> Path:
@@ -170,8 +170,8 @@ def bundle(folder: Path, name: str) -> Path:
         return path
     from step_models import MODELS
 
-    made: Any = MODELS.get(name) or {"together": together, "stateless": stateless}[name]
-    written: Path = made().write(path)
+    result: Any = MODELS.get(name) or {"together": together, "stateless": stateless}[name]
+    written: Path = result().write(path)
     return written
 
 
@@ -291,15 +291,15 @@ class Play:
     def do(self, title: str, work: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         """Run one operation, record its calls, and return its result."""
         self._said[title] += 1
-        given: Any = None
+        inputs: Any = None
         try:
-            given = work(*arguments, **options)
-            end = f"gives {digest(given)}"
+            inputs = work(*arguments, **options)
+            end = f"gives {digest(inputs)}"
         except (Exception, KeyboardInterrupt) as error:
             end = f"raises {type(error).__name__}: {error}"
-        said = title if self._said[title] == 1 else f"{title}, time {self._said[title]}"
-        self._operations.append((said, [*self.notes.taken(), [end]]))
-        return given
+        text = title if self._said[title] == 1 else f"{title}, time {self._said[title]}"
+        self._operations.append((text, [*self.notes.taken(), [end]]))
+        return inputs
 
     def loop(self) -> Any:
         """Return a new loop of the model."""
@@ -327,14 +327,14 @@ class Play:
 
     def inputs(self, b: int, length: int) -> dict[str, Any]:
         """Draw arrays by input name."""
-        found: dict[str, Any] = {}
+        results: dict[str, Any] = {}
         for entry in self.model.manifest.inputs:
             sizes = entry.sizes(b, length)
             if entry.role == "tokens":
-                found[entry.name] = self.draws.integers(0, entry.vocab or 1, sizes).astype(np.int32)
+                results[entry.name] = self.draws.integers(0, entry.vocab or 1, sizes).astype(np.int32)
             elif entry.role == "feature":
-                found[entry.name] = self.draws.normal(size=sizes).astype(np.dtype(entry.dtype))
-        return found
+                results[entry.name] = self.draws.normal(size=sizes).astype(np.dtype(entry.dtype))
+        return results
 
     def counts(self, b: int, length: int) -> Ids:
         """Draw the number of positions that count in each sequence, as the model allows; not 0 in all of them.
@@ -345,9 +345,9 @@ class Play:
         if manifest.streams == "lockstep":
             return np.full(b, length, np.int32)
         exact = manifest.lengths == "exact"
-        found = length * self.draws.integers(0, 2, b) if exact else self.draws.integers(0, length + 1, b)
-        found[-1] += not found.any()
-        return (length * found.clip(0, 1) if exact else found).astype(np.int32)
+        counts = length * self.draws.integers(0, 2, b) if exact else self.draws.integers(0, length + 1, b)
+        counts[-1] += not counts.any()
+        return (length * counts.clip(0, 1) if exact else counts).astype(np.int32)
 
     def run(
         self, loop: Any, b: int = B, length: int = 0, want: Want = "rows", counts: Any = None, commit: bool = True
@@ -622,27 +622,27 @@ def without_lost_marks(lines: Sequence[str]) -> list[str]:
 
 def digest(given: Any) -> str:
     """Return 16 hexadecimal digits of a result of any type: equal for equal bits alone."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for piece in _pieces(given):
-        found.update(piece)
-    return found.hexdigest()[:16]
+        digest.update(piece)
+    return digest.hexdigest()[:16]
 
 
-def _pieces(given: Any) -> Iterator[bytes]:
-    if isinstance(given, np.ndarray):
-        yield f"{given.dtype} {given.shape}".encode()
-        yield given.tobytes()
-    elif isinstance(given, Mapping):
-        for name, value in given.items():
+def _pieces(inputs: Any) -> Iterator[bytes]:
+    if isinstance(inputs, np.ndarray):
+        yield f"{inputs.dtype} {inputs.shape}".encode()
+        yield inputs.tobytes()
+    elif isinstance(inputs, Mapping):
+        for name, value in inputs.items():
             yield str(name).encode()
             yield from _pieces(value)
-    elif isinstance(given, (list, tuple)):
-        for value in given:
+    elif isinstance(inputs, (list, tuple)):
+        for value in inputs:
             yield from _pieces(value)
-    elif isinstance(given, (bool, int, str)):
-        yield repr(given).encode()
-    elif hasattr(given, "tensors"):
-        yield from _pieces((given.fill, given.head, given.tensors))
+    elif isinstance(inputs, (bool, int, str)):
+        yield repr(inputs).encode()
+    elif hasattr(inputs, "tensors"):
+        yield from _pieces((inputs.fill, inputs.head, inputs.tensors))
 
 
 if __name__ == "__main__":

@@ -71,8 +71,8 @@ class Notes:
 
     def taken(self) -> list[Line]:
         """Return the calls since this method was last called."""
-        found, self.lines = self.lines, []
-        return found
+        result, self.lines = self.lines, []
+        return result
 
     def told(self, lines: Sequence[Line]) -> list[str]:
         """Return the calls as text."""
@@ -87,9 +87,9 @@ class Notes:
 
     def called(self, use: str, address: int) -> None:
         """Name the use of a block, in one word; the first name stays."""
-        found = self._around(address)
-        if found is not None:
-            self._uses.setdefault(found, use)
+        result = self._around(address)
+        if result is not None:
+            self._uses.setdefault(result, use)
 
     def launched(self, name: str, reads: Any, writes: Any) -> None:
         """Note an engine's run."""
@@ -111,11 +111,11 @@ class Notes:
                 line += [", " if index else "", self._said(name, index, value, status)]
         self.lines.append([*line, ")", f" fails with {status}" if status else ""])
 
-    def _rows(self, given: Any, stream: int) -> Line:
+    def _rows(self, inputs: Any, stream: int) -> Line:
         """Return the text of a copy of several rows; the fields are CUDA's."""
         from stand_ins.driver_statuses import HOST, MemoryCopy
 
-        asked = MemoryCopy.from_buffer_copy(given._obj)
+        asked = MemoryCopy.from_buffer_copy(inputs._obj)
         line: Line = ["cuMemcpy2DAsync_v2("]
         for side, use in (("to", "arrived"), ("source", "staged")):
             kind = "host" if getattr(asked, f"{side}_type") == HOST else "device"
@@ -125,14 +125,14 @@ class Notes:
 
     def _said(self, name: str, index: int, value: Any, status: int) -> Any:
         """Return an argument as text or as a place."""
-        made = None if status else getattr(getattr(value, "_obj", None), "value", None)
-        if made and name in MADE:
-            self._things[made] = f"{MADE[name]} {self._numbers[name]}"
+        result = None if status else getattr(getattr(value, "_obj", None), "value", None)
+        if result and name in MADE:
+            self._things[result] = f"{MADE[name]} {self._numbers[name]}"
             self._numbers[name] += 1
-            return self._things[made]
-        if made and name in ("cuMemAlloc_v2", "cuMemHostAlloc"):
-            self._blocks.append(self._around(made))
-            return self._place(made)
+            return self._things[result]
+        if result and name in ("cuMemAlloc_v2", "cuMemHostAlloc"):
+            self._blocks.append(self._around(result))
+            return self._place(result)
         if not isinstance(value, int):
             return "…"
         if value in self._things:
@@ -144,14 +144,14 @@ class Notes:
 
     def _copied(self, use: str, address: int) -> Any:
         """Return a place that a copy reads or writes; this reveals the use of the host's page-locked memory."""
-        found = self._around(address)
-        if found is not None and found.kind == "pinned":
-            self._uses.setdefault(found, use)
+        result = self._around(address)
+        if result is not None and result.kind == "pinned":
+            self._uses.setdefault(result, use)
         return self._place(address)
 
     def _place(self, address: int) -> Any:
-        found = self._around(address)
-        return "host" if found is None else (found, address - found.address)
+        result = self._around(address)
+        return "host" if result is None else (result, address - result.address)
 
     def _around(self, address: int) -> Any:
         """Return the block that contains an address, or that ends there: a tensor without values may lie after the last

@@ -167,8 +167,8 @@ def measured(source: Path, name: str, batch_size: int) -> dict[str, float]:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{source}, {name}: {done.stderr}")
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    results: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return results
 
 
 def compared(
@@ -196,25 +196,25 @@ def main() -> None:
     parser.add_argument("-b", "--batch-size", type=int, default=4)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--work", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.work:
-        sys.stdout.write(json.dumps(work(given.work, given.batch_size)) + "\n")
+    options = parser.parse_args()
+    if options.work:
+        sys.stdout.write(json.dumps(work(options.work, options.batch_size)) + "\n")
         return
     here = Path(__file__).resolve().parents[2]
-    sources = [given.old.resolve(), here] if given.old else [here]
-    found = compared(sources, given.only, given.rounds, given.batch_size)
+    sources = [options.old.resolve(), here] if options.old else [here]
+    result = compared(sources, options.only, options.rounds, options.batch_size)
     table = Table(
         ("model", "checkout", *PARTS, "all", "of the old"),
-        title=f"processor seconds of an export, B = {given.batch_size}",
+        title=f"processor seconds of an export, B = {options.batch_size}",
     )
-    for name, sides in found.items():
+    for name, sides in result.items():
         for side, source in zip(sides, ("old", "new")[-len(sides) :], strict=True):
             total, first = sum(side.values()), sum(sides[0].values())
             seconds = [f"{side.get(part, 0.0):.1f}" for part in PARTS]
             table.add(name, source, *seconds, f"{total:.1f}", f"{total / first:.2f}")
     sys.stdout.write(f"{table.markdown()}\n")
-    if given.out:
-        given.out.write_text(json.dumps(found, indent=1) + "\n")
+    if options.out:
+        options.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -129,13 +129,13 @@ def main() -> int:
         (files / "driver.c").write_text(NO_OP_DRIVER)
         shared = ["gcc", "-O2", "-w", "-shared", "-fPIC", "-o", str(files / "driver.so"), str(files / "driver.c")]
         subprocess.run(shared, check=True)
-        found = _measure(options, files)
-    text = _table(found)
+        result = _measure(options, files)
+    text = _table(result)
     print(text)
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
         (options.out / "host_cost.md").write_text(text)
-        (options.out / "host_cost.json").write_text(json.dumps(found, indent=1) + "\n")
+        (options.out / "host_cost.json").write_text(json.dumps(result, indent=1) + "\n")
     return 0
 
 
@@ -183,15 +183,15 @@ def _measure(options: argparse.Namespace, files: Path) -> dict[str, dict[str, li
     """Return nanoseconds and driver calls by work and way, side and round."""
     sides = (*OLD, *NEW) if options.old else NEW
     rows = [f"{work}: {way}" for work, way in itertools.product(WORKS, WAYS)]
-    found: dict[str, dict[str, list[dict[str, float]]]] = {row: {side: [] for side in sides} for row in rows}
+    results: dict[str, dict[str, list[dict[str, float]]]] = {row: {side: [] for side in sides} for row in rows}
     with ExitStack() as stack:
         sources = {"old": options.old, "new": options.new}
         ask = {side: stack.enter_context(_child(sources[side.split()[0]], files, side)) for side in sides}
         for turn, row in itertools.product(range(options.rounds), rows):
             for place in range(len(sides)):
                 side = sides[(turn + place) % len(sides)]
-                found[row][side].append(ask[side]({"work": row, "seconds": options.seconds}))
-    return found
+                results[row][side].append(ask[side]({"work": row, "seconds": options.seconds}))
+    return results
 
 
 def _child(source: Path, files: Path, side: str) -> AbstractContextManager[Ask]:
@@ -200,8 +200,8 @@ def _child(source: Path, files: Path, side: str) -> AbstractContextManager[Ask]:
     return asked(command, source, side)
 
 
-def _table(found: dict[str, dict[str, list[dict[str, float]]]]) -> str:
-    sides = list(next(iter(found.values())))
+def _table(results: dict[str, dict[str, list[dict[str, float]]]]) -> str:
+    sides = list(next(iter(results.values())))
     compared, counted = (sides[1:], sides[:2]) if sides[0] in OLD else ([], sides[:1])
     head = ["µs of processor time (quartiles), 1 thread", *(f"{side} driver" for side in sides)]
     head += [f"{side} / old" for side in compared]
@@ -210,7 +210,7 @@ def _table(found: dict[str, dict[str, list[dict[str, float]]]]) -> str:
         f"calls of the driver, {', '.join(side.split()[0] for side in counted)}",
     ]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for row, answers in found.items():
+    for row, answers in results.items():
         values = {side: np.array([answer["tenth"] for answer in answers[side]]) for side in sides}
         cells = [row, *(spread(values[side] / 1e3, 1) for side in sides)]
         cells += [spread(values[side] / values[sides[0]], 2) for side in compared]
@@ -357,9 +357,9 @@ class _Bindings(_Counting):
             self.calls += 1
             return _Status.cudaSuccess, _Handle()
 
-        made = handle if name in self.HANDLES else nothing
-        setattr(self, name, made)
-        return made
+        result = handle if name in self.HANDLES else nothing
+        setattr(self, name, result)
+        return result
 
     def cudaGetDeviceCount(self) -> tuple[_Status, int]:
         return _Status.cudaSuccess, 1
@@ -398,9 +398,9 @@ class _Module(_Counting):
             out._obj.value = 1 if name == "cuDeviceGetCount" else next(self.handles)
             return 0
 
-        made = handle if name in self.FIRST else nothing
-        setattr(self, name, made)
-        return made
+        result = handle if name in self.FIRST else nothing
+        setattr(self, name, result)
+        return result
 
     _context = 0
 

@@ -136,9 +136,9 @@ def counted(checkout: Path) -> House:
         house.questions[room] += [(place, f"{line}", form) for line, form in questions(tree)]
         for line, word in openings(tree):
             house.openings[word].append(f"{place}:{line}")
-        found = list(_imports(tree, name, modules, path.name == "__init__.py"))
-        arrows[name] = {target for target, *_ in found} - {name}
-        inside = sorted({line for _, line, within in found if within})
+        results = list(_imports(tree, name, modules, path.name == "__init__.py"))
+        arrows[name] = {target for target, *_ in results} - {name}
+        inside = sorted({line for _, line, within in results if within})
         house.inner[name.partition(".")[0]] += [f"{place}:{line}" for line in inside]
     house.lines = {room: house.lines[room] for room in sorted(house.lines, key=_order)}
     house.beside = {name: beside(checkout, patterns) for name, patterns in BESIDE.items()}
@@ -192,8 +192,8 @@ def code_lines(text: str, tree: ast.AST) -> int:
 
 def beside(checkout: Path, patterns: Sequence[str]) -> int:
     """Return the number of lines of all files that match the patterns, each file once."""
-    found = {path for pattern in patterns for path in checkout.glob(pattern) if path.is_file()}
-    return sum(path.read_bytes().count(b"\n") for path in found)
+    results = {path for pattern in patterns for path in checkout.glob(pattern) if path.is_file()}
+    return sum(path.read_bytes().count(b"\n") for path in results)
 
 
 def openings(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -269,7 +269,7 @@ def circles(arrows: Mapping[str, set[str]]) -> list[list[str]]:
 
 def questions(tree: ast.AST) -> list[tuple[int, str]]:
     """Return line and form of every question about the kind of model, as defined at the top of this file."""
-    found = {}
+    results = {}
     truths = set(_truths(tree))
     for node in ast.walk(tree):
         form = None
@@ -285,8 +285,8 @@ def questions(tree: ast.AST) -> list[tuple[int, str]]:
         if form is None and node in truths:
             form = _truth(node)
         if form is not None and isinstance(node, ast.expr | ast.MatchValue):
-            found[node.lineno, node.col_offset, form] = node.lineno, form
-    return [found[place] for place in sorted(found)]
+            results[node.lineno, node.col_offset, form] = node.lineno, form
+    return [results[place] for place in sorted(results)]
 
 
 def _truths(tree: ast.AST) -> Iterator[ast.AST]:
@@ -352,25 +352,25 @@ def _constants(node: ast.AST) -> set[str]:
 
 def figures(house: House) -> dict[str, int]:
     """Return every count by its name."""
-    found: dict[str, int] = {}
+    results: dict[str, int] = {}
     by_room = {
         "lines": {room: lines for room, (lines, _) in house.lines.items()},
         "code lines": {room: code for room, (_, code) in house.lines.items()},
         "questions": {room: len(house.questions[room]) for room in house.lines},
     }
     for title, counts in by_room.items():
-        found |= {f"{title}, {room}": number for room, number in counts.items()}
-        found[f"{title}, runtime in all"] = sum(n for room, n in counts.items() if room.startswith("runtime/"))
-        found[f"{title}, in all"] = sum(counts.values())
-    found |= {f"lines, {name}": number for name, number in house.beside.items()}
-    found |= {f"docstrings that begin with {word}": len(house.openings[word]) for word in OPENINGS}
-    found["docstrings that begin with one of these"] = sum(map(len, house.openings.values()))
-    found["files with questions"] = len({place for asked in house.questions.values() for place, *_ in asked})
+        results |= {f"{title}, {room}": number for room, number in counts.items()}
+        results[f"{title}, runtime in all"] = sum(n for room, n in counts.items() if room.startswith("runtime/"))
+        results[f"{title}, in all"] = sum(counts.values())
+    results |= {f"lines, {name}": number for name, number in house.beside.items()}
+    results |= {f"docstrings that begin with {word}": len(house.openings[word]) for word in OPENINGS}
+    results["docstrings that begin with one of these"] = sum(map(len, house.openings.values()))
+    results["files with questions"] = len({place for asked in house.questions.values() for place, *_ in asked})
     forms = Counter(form for asked in house.questions.values() for *_, form in asked)
-    found |= {f"questions of form {form}": forms[form] for form in sorted(forms)}
-    found |= {f"imports inside functions, {package}": len(house.inner[package]) for package in PACKAGES}
-    found["imports inside functions, in all"] = sum(map(len, house.inner.values()))
-    return found | {"upward arrows": sum(map(len, house.upward.values())), "circles": len(house.circles)}
+    results |= {f"questions of form {form}": forms[form] for form in sorted(forms)}
+    results |= {f"imports inside functions, {package}": len(house.inner[package]) for package in PACKAGES}
+    results["imports inside functions, in all"] = sum(map(len, house.inner.values()))
+    return results | {"upward arrows": sum(map(len, house.upward.values())), "circles": len(house.circles)}
 
 
 def table(houses: Sequence[House]) -> str:
@@ -414,11 +414,11 @@ def main() -> int:
     houses = [counted(checkout.resolve()) for checkout in checkouts]
     if options.json:
         keys = ("checkout",) if len(houses) == 1 else ("before", "after")
-        found = {
+        results = {
             key: {"figures": figures(house), **{name: getattr(house, name) for name in vars(house)}}
             for key, house in zip(keys, houses, strict=True)
         }
-        print(json.dumps(found, indent=1))
+        print(json.dumps(results, indent=1))
         return 0
     print(table(houses))
     if options.verbose:

@@ -106,9 +106,9 @@ def pytest_runtest_teardown(item: Any) -> None:
 def pytest_runtest_logreport(report: Any) -> None:
     """Store the messages of a test, once."""
     if report.when == "teardown":
-        told = [text for name, texts in report.user_properties if name == "messages" for text in texts]
-        if told:
-            _record[report.nodeid] = told
+        names = [text for name, texts in report.user_properties if name == "messages" for text in texts]
+        if names:
+            _record[report.nodeid] = names
 
 
 def pytest_sessionfinish(session: Any) -> None:
@@ -133,8 +133,8 @@ def compare(old: Path, new: Path) -> int:
         sys.stdout.write(f"{test}\n")
         sys.stdout.writelines(f"  - {text}\n" for text in one[test] if text not in two[test])
         sys.stdout.writelines(f"  + {text}\n" for text in two[test] if text not in one[test])
-    for told, tests in (("only in the old", one.keys() - two.keys()), ("only in the new", two.keys() - one.keys())):
-        sys.stdout.writelines(f"{told}: {test}\n" for test in sorted(tests))
+    for names, tests in (("only in the old", one.keys() - two.keys()), ("only in the new", two.keys() - one.keys())):
+        sys.stdout.writelines(f"{names}: {test}\n" for test in sorted(tests))
     same = sum(len(one[test]) for test in one if test in two and one[test] == two[test])
     sys.stdout.write(f"{same} messages are the same word for word, {len(differ)} tests were told something else\n")
     return 1 if differ or one.keys() - two.keys() else 0
@@ -150,10 +150,10 @@ def main() -> int:
     compared = verbs.add_parser("compare")
     compared.add_argument("old", type=Path)
     compared.add_argument("new", type=Path)
-    given, rest = parser.parse_known_args()
-    if given.verb == "record":
-        return record(given.out, given.source, rest)
-    return compare(given.old, given.new)
+    options, rest = parser.parse_known_args()
+    if options.verb == "record":
+        return record(options.out, options.source, rest)
+    return compare(options.old, options.new)
 
 
 if __name__ == "__main__":

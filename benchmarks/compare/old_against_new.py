@@ -70,7 +70,7 @@ Rounds = dict[str, list[dict[str, float]]]
 
 def measure(bundles: dict[str, Path], sources: dict[str, Path], threads: int, options: argparse.Namespace) -> Rounds:
     """Measure everything about one model; each side may have a bundle of its own."""
-    found: Rounds = {}
+    results: Rounds = {}
     for wrap, works in ((False, works_of(json.loads((bundles["old"] / "manifest.json").read_text()))), (True, PYTHON)):
         for first in range(0, options.rounds, options.renew):
             with ExitStack() as stack:
@@ -87,7 +87,7 @@ def measure(bundles: dict[str, Path], sources: dict[str, Path], threads: int, op
                             answer = ask[side]({"work": work, "seconds": options.seconds})
                             values["foreign"] = max(values["foreign"], machine.foreign(answer["cpu"]))
                             values[side] = answer["median"]
-                        found.setdefault(work, []).append(values)
+                        results.setdefault(work, []).append(values)
     for turn in range(options.loads + 1):
         rows, share = {}, 0.0
         for side in _order(turn):
@@ -96,8 +96,8 @@ def measure(bundles: dict[str, Path], sources: dict[str, Path], threads: int, op
                 rows[side] = ask_fresh({"work": "load"})
                 share = max(share, machine.foreign(rows[side]["cpu"]))
         for name in LOADS if turn else ():  # turn 0 only reads the files into the system's cache
-            found.setdefault(name, []).append({side: rows[side][name] for side in SIDES} | {"foreign": share})
-    return found
+            results.setdefault(name, []).append({side: rows[side][name] for side in SIDES} | {"foreign": share})
+    return results
 
 
 def works_of(manifest: dict[str, Any]) -> tuple[str, ...]:
@@ -183,11 +183,11 @@ def table(title: str, found: Rounds) -> str:
         unit, factor = UNITS[name]
         quiet = [values for values in rounds if values["foreign"] <= FOREIGN]
         used = quiet if len(quiet) >= LEAST_QUIET else rounds
-        said = f"{len(quiet)} quiet of {len(rounds)}" + ("" if used is quiet else ", all used")
+        text = f"{len(quiet)} quiet of {len(rounds)}" + ("" if used is quiet else ", all used")
         old, new = ([values[side] * factor for values in used] for side in SIDES)
         low, middle, high = np.percentile(np.array(new) / old, (25, 50, 75))
         figures = [f"{value:.4g}" for value in (statistics.median(old), statistics.median(new), min(old), min(new))]
-        cells = (name, unit, *figures[:2], f"{middle:.3f}", f"{low:.3f} … {high:.3f}", said, *figures[2:])
+        cells = (name, unit, *figures[:2], f"{middle:.3f}", f"{low:.3f} … {high:.3f}", text, *figures[2:])
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -252,7 +252,7 @@ class _Worker:
 
     def _arrays(self, length: int, batch: int) -> dict[str, Any]:
         """Return random inputs of one segment."""
-        found: dict[str, Any] = {}
+        results: dict[str, Any] = {}
         for given in self._inputs:
             if given["role"] in ("valid", "fill", "head"):
                 continue
@@ -261,8 +261,8 @@ class _Worker:
             most = given["vocab"] or 2
             whole = given["dtype"] != "float32"
             drawn = self._draws.integers(0, most, sizes) if whole else self._draws.normal(size=sizes)
-            found[given["name"]] = drawn.astype(given["dtype"])
-        return found
+            results[given["name"]] = drawn.astype(given["dtype"])
+        return results
 
     def answer(self, work: str, seconds: float = 0) -> dict[str, float]:
         """Return the times that a request asks for."""
@@ -356,14 +356,14 @@ def main() -> int:
             print(json.dumps(worker.answer(**json.loads(line))), flush=True)
         return 0
     sources = {"old": options.old, "new": options.new}
-    found = {}
+    results = {}
     for title, bundles in _chosen(parser, options).items():
         for threads in options.threads:
             name = f"{title}, {threads} thread{'s' * (threads > 1)}"
-            found[name] = measure(bundles, sources, threads, options)
-            print(table(name, found[name]), end="\n\n", flush=True)
+            results[name] = measure(bundles, sources, threads, options)
+            print(table(name, results[name]), end="\n\n", flush=True)
     if options.out is not None:
-        options.out.write_text(json.dumps(found, indent=1) + "\n")
+        options.out.write_text(json.dumps(results, indent=1) + "\n")
     return 0
 
 

@@ -74,11 +74,11 @@ class Answer(NamedTuple):
 
 def lies(document: Any, most: int) -> Iterator[tuple[str, Any]]:
     """Yield copies of a document with one wrong value each, and a description of the fault."""
-    found = list(_lies(document))
-    step = max(1, len(found) // most)
-    for path, value in found[::step]:
-        said = "is gone" if value is ... else f"is {json.dumps(value)}"
-        yield f"{'.'.join(map(str, path))} {said}", _with(document, path, value)
+    results = list(_lies(document))
+    step = max(1, len(results) // most)
+    for path, value in results[::step]:
+        text = "is gone" if value is ... else f"is {json.dumps(value)}"
+        yield f"{'.'.join(map(str, path))} {text}", _with(document, path, value)
 
 
 def _lies(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
@@ -118,11 +118,11 @@ def ask(checkout: Path, questions: list[Question], into: Path) -> list[Answer]:
         check=False,
         cwd=checkout,
     )
-    said = [json.loads(line) for line in done.stdout.splitlines()]
-    if len(said) < len(questions):
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    if len(answers) < len(questions):
         raise SystemExit(f"{checkout}: {done.stderr[-2000:]}")
     made = (page.read_text("utf-8", "surrogatepass") if page.exists() else "" for page in pages)
-    return [Answer(*pair) for pair in zip(said, made, strict=True)]
+    return [Answer(*pair) for pair in zip(answers, made, strict=True)]
 
 
 def questions_of(bundles: list[Path], most: int, folder: Path) -> Iterator[Question]:
@@ -147,11 +147,11 @@ def main() -> int:
     parser.add_argument("new", type=Path)
     parser.add_argument("bundles", nargs="+", type=Path)
     parser.add_argument("--lies", type=int, default=400)
-    given = parser.parse_args()
+    options = parser.parse_args()
     differing, stricter = 0, Counter[str]()
     with tempfile.TemporaryDirectory(prefix="txl-pages-") as folder:
-        questions = list(questions_of(given.bundles, given.lies, Path(folder)))
-        before, after = (ask(getattr(given, side), questions, Path(folder) / side) for side in ("old", "new"))
+        questions = list(questions_of(options.bundles, options.lies, Path(folder)))
+        before, after = (ask(getattr(options, side), questions, Path(folder) / side) for side in ("old", "new"))
     for question, old, new in zip(questions, before, after, strict=True):
         if question.lie and old.said == A_PAGE != new.said:
             stricter[re.sub(r"\.\d+|( is .*)", "", question.lie)] += 1
@@ -161,12 +161,12 @@ def main() -> int:
             changes = list(difflib.unified_diff(one, other, n=0, lineterm=""))[:MOST_CHANGES]
             print(Path(question.bundle).name, question.option, question.lie)
             print(f"  - {old.said}", f"  + {new.said}", *changes, sep="\n  ")
-    told = [old for question, old in zip(questions, before, strict=True) if question.lie]
-    refused = sum(old.said != A_PAGE for old in told)
-    print(f"{len(questions) - len(told)} pages and {len(told)} lies, {refused} of them refused: {differing} differ")
+    names = [old for question, old in zip(questions, before, strict=True) if question.lie]
+    refused = sum(old.said != A_PAGE for old in names)
+    print(f"{len(questions) - len(names)} pages and {len(names)} lies, {refused} of them refused: {differing} differ")
     if stricter:
-        said = ", ".join(f"{name} {count}" for name, count in stricter.most_common())
-        print(f"{stricter.total()} lies are refused by the new one alone: {said}")
+        text = ", ".join(f"{name} {count}" for name, count in stricter.most_common())
+        print(f"{stricter.total()} lies are refused by the new one alone: {text}")
     return 1 if differing else 0
 
 

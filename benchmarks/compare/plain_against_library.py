@@ -141,7 +141,7 @@ def main() -> int:
     rounds, seconds, only = (
         (1, 0.01, ["gru-1x256-b1", "txl"]) if given.quick else (given.rounds, given.seconds, given.only)
     )
-    found: dict[str, Measured] = {}
+    results: dict[str, Measured] = {}
     with tempfile.TemporaryDirectory() as folder:
         program = built(Path(folder), given.installed)
         for name in only:
@@ -152,8 +152,8 @@ def main() -> int:
                 continue
             for length in (1, 8) if name == "txl" else (1,) if name in TRANSFORMERS else (None,):
                 log(called := name if length is None else f"{name}, {length}")
-                found[called] = measured(path, length, program, rounds, seconds)
-    finish("plain_against_library", given, tables(found), {name: one._asdict() for name, one in found.items()})
+                results[called] = measured(path, length, program, rounds, seconds)
+    finish("plain_against_library", given, tables(results), {name: one._asdict() for name, one in results.items()})
     return 0
 
 

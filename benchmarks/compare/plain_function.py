@@ -26,9 +26,9 @@ MEMBER = re.compile(r"^    (float|int32_t|bool) (\w+)((?:\[\d+\])*);", re.MULTIL
 
 def flags_of(package: Path) -> str:
     """Return the flags with which a package's Makefile compiles it."""
-    found = re.search(r"^CFLAGS = (.*)$", (package / "Makefile").read_text(), re.MULTILINE)
-    assert found is not None, "a package has a Makefile"
-    return found[1]
+    match = re.search(r"^CFLAGS = (.*)$", (package / "Makefile").read_text(), re.MULTILINE)
+    assert match is not None, "a package has a Makefile"
+    return match[1]
 
 
 class PlainFunction:
@@ -74,14 +74,14 @@ class PlainFunction:
         whole, before = np.zeros(self.batch_size, np.int32), bytes(self._state)
         whole[: len(counts)] = max(counts) if self._manifest.streams == "lockstep" else counts
         given = [self._filled(entry, inputs[entry.name], len(counts)) for entry in self._manifest.given]
-        found = [np.full(self._sizes(entry), 1, np.dtype(entry.dtype)) for entry in self._manifest.outputs]
-        self._call("step", *given, whole, *found)
+        results = [np.full(self._sizes(entry), 1, np.dtype(entry.dtype)) for entry in self._manifest.outputs]
+        self._call("step", *given, whole, *results)
         if not commit:
             ctypes.memmove(ctypes.byref(self._state), before, len(before))
         length = max((entry.axes.length(inputs[entry.name]) for entry in self._manifest.given), default=1)
         return {
             entry.name: array[entry.axes.at(slice(len(counts)), slice(length))]
-            for entry, array in zip(self._manifest.outputs, found, strict=True)
+            for entry, array in zip(self._manifest.outputs, results, strict=True)
         }
 
     def feeding(self, given: Array, found: Array) -> Callable[[], object]:
@@ -124,10 +124,10 @@ class PlainFunction:
             ring = ring.swapaxes(3, 4).reshape(batch, heads, -1, width)
         else:
             ring = np.array(self._state.values[layer]).reshape(batch, heads, -1, -(-width // LANES) * LANES)
-        slots, found = rows + self.length, np.zeros(state.shape, np.float32)
+        slots, result = rows + self.length, np.zeros(state.shape, np.float32)
         for row, (head, fill) in enumerate(zip(self._state.head, self._state.fill, strict=True)):
-            found[row, :, rows - fill :] = ring[row][:, (head - fill + np.arange(fill)) % slots, :width]
-        return found
+            result[row, :, rows - fill :] = ring[row][:, (head - fill + np.arange(fill)) % slots, :width]
+        return result
 
     def _call(self, what: str, *arrays: Array | None) -> None:
         pointers = (None if array is None else ctypes.c_void_p(array.ctypes.data) for array in arrays)

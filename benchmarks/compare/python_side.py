@@ -14,13 +14,13 @@ from txl_runtime.types import Array
 
 def inputs(model: txl_runtime.Model, length: int) -> dict[str, Array]:
     """Return random arrays for a segment of `length` positions, e.g. {"x": [1, 64, 8]}."""
-    draws, given = np.random.default_rng(0), dict[str, Array]()
+    draws, inputs = np.random.default_rng(0), dict[str, Array]()
     for entry in model.manifest.inputs:
         if entry.role == "tokens":
-            given[entry.name] = draws.integers(0, model.vocab_size, (model.batch_size, length), np.int32)
+            inputs[entry.name] = draws.integers(0, model.vocab_size, (model.batch_size, length), np.int32)
         elif entry.role == "feature":
-            given[entry.name] = draws.random(entry.sizes(model.batch_size, length), np.float32)
-    return given
+            inputs[entry.name] = draws.random(entry.sizes(model.batch_size, length), np.float32)
+    return inputs
 
 
 def main() -> int:

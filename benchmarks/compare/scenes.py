@@ -63,13 +63,13 @@ class Scenes:
         """Draw all inputs by name, of `length` positions."""
         draws = np.random.default_rng(seed)
         places = {"B": rows or self._b}
-        found = {}
+        results = {}
         for entry in self._table:
             sizes = [places.get(size, length + entry["lookahead"] if size == "L" else size) for size in entry["shape"]]
             whole = not entry["dtype"].startswith("float")
             drawn = draws.integers(0, entry["vocab"] or 2, sizes) if whole else draws.normal(size=sizes)
-            found[entry["name"]] = drawn.astype(entry["dtype"])
-        return found
+            results[entry["name"]] = drawn.astype(entry["dtype"])
+        return results
 
     def _tokens(self, length: int, seed: int, rows: int | None = None) -> Any:
         shape = (rows or self._b, length)
@@ -119,14 +119,14 @@ class Scenes:
     def _tried(self, name: str, call: Callable[..., Any], *arguments: Any, **named: Any) -> Items:
         """Yield the results of a call, an array or arrays by name; or its message if it refuses."""
         try:
-            found = call(*arguments, **named)
+            result = call(*arguments, **named)
         except self._refusal as error:
             yield f"{name}, refused", np.array(str(error))
             return
-        if isinstance(found, Mapping):
-            yield from ((f"{name}, {key}", array) for key, array in found.items())
-        elif isinstance(found, np.ndarray):
-            yield name, found
+        if isinstance(result, Mapping):
+            yield from ((f"{name}, {key}", array) for key, array in result.items())
+        elif isinstance(result, np.ndarray):
+            yield name, result
 
     def _after(self, stream: Any, name: str) -> Items:
         yield f"{name}, fill", stream.fill

@@ -121,8 +121,8 @@ def main() -> int:
                 size = (row.bytes_per_token or 0) / 1e6
                 table.add(memory, work, row.competitor, *speed, size, row.gb_per_second, share)
             if report.overhead is not None:
-                found = report.overhead
-                python.add(memory, found.in_step, f"{found.share:.1%}", found.without_engine)
+                result = report.overhead
+                python.add(memory, result.in_step, f"{result.share:.1%}", result.without_engine)
     finish("decode_and_prefill", arguments, [table, python], reports)
     return 0
 

@@ -80,12 +80,12 @@ def measure(
     vanilla = random_bundle(folder / f"vanilla-{length}.txl", values | {"attn_type": 2}, (length,), 0)
     models = tuple(txl_runtime.load(path, threads=threads) for path in (recurrent, vanilla))
     torch.set_num_threads(threads)
-    found: dict[str, Timed] = {}
+    results: dict[str, Timed] = {}
     for engine in engines:
         log(f"attention length {length}, {engine}")
         works = {f"{engine} {name}": work for name, work in ENGINES[engine](*models).items()}
-        found |= interleave(works, rounds=rounds, slice_seconds=seconds / rounds)
-    return found
+        results |= interleave(works, rounds=rounds, slice_seconds=seconds / rounds)
+    return results
 
 
 def panels(points: list[dict[str, Any]], engines: list[str]) -> list[Callable[[Any], None]]:

@@ -57,9 +57,9 @@ def worker() -> None:
         for line in sys.stdin:
             asked = json.loads(line)
             if asked["do"] == "logprobs":
-                found = model(torch.tensor(asked["tokens"]), mems=mems)
-                mems = found.mems
-                _answer(found.prediction_scores[0].tolist())
+                result = model(torch.tensor(asked["tokens"]), mems=mems)
+                mems = result.mems
+                _answer(result.prediction_scores[0].tolist())
                 continue
             tokens = torch.tensor(asked["tokens"])
             samples: list[int] = []
@@ -123,12 +123,12 @@ def main() -> int:
     table, document = Table(("M", "work", "", "ms p50", "p90", "p99", "ratio")), {}
     for memory in [7] if arguments.quick else arguments.memory:
         log(f"M {memory}")
-        found = compare(arguments.python, memory, arguments.quick, arguments.threads, arguments.seconds)
-        log(f"both agree: log-probabilities within {found['agreement']:.1e} over {len(SEGMENTS)} chained segments")
-        for work, times in found["times"].items():
+        result = compare(arguments.python, memory, arguments.quick, arguments.threads, arguments.seconds)
+        log(f"both agree: log-probabilities within {result['agreement']:.1e} over {len(SEGMENTS)} chained segments")
+        for work, times in result["times"].items():
             for name, row in times.items():
                 table.add(memory, work, name, row.p50, row.p90, row.p99, f"{row.p50 / times['bundle'].p50:.1f}×")
-        document[str(memory)] = found
+        document[str(memory)] = result
     finish("hf_transfo_xl", arguments, [table], document)
     return 0
 

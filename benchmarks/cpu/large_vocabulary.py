@@ -80,7 +80,7 @@ def bundles(folder: Path, quick: bool, tails: bool) -> dict[str, Path]:
     cutoffs, words = ((20, 40), 60) if quick else (WT103, WORDS)
     many = few | {"vocab_size": words, "cutoffs": cutoffs}
     lengths, memory = ((4, 1), 7) if quick else ((64, 1), 640)
-    made = {
+    result = {
         "layers": random_bundle(folder / "layers.txl", few, lengths, memory),
         "head": random_bundle(folder / "head.txl", many, lengths, memory),
     }
@@ -88,8 +88,8 @@ def bundles(folder: Path, quick: bool, tails: bool) -> dict[str, Path]:
         state = random_state(many, deviation=deviation(many["d_model"]))
         # exp(bias) per cluster against one per word of the head: together a third of the probability.
         state["softmax.cluster.bias"] += float(np.log(cutoffs[0] / (2 * len(cutoffs))))
-        made["tails"] = random_bundle(folder / "tails.txl", many, lengths, memory, state=state)
-    return made
+        result["tails"] = random_bundle(folder / "tails.txl", many, lengths, memory, state=state)
+    return result
 
 
 def main() -> int:
@@ -111,11 +111,11 @@ def main() -> int:
             timed = interleave(calls, rounds=rounds, slice_seconds=seconds / rounds)
             document[name] = timed
             floor = timed["layers"].times.p50
-            for work, found in timed.items():
-                cost = None if work == "layers" else found.times.p50 - floor
+            for work, result in timed.items():
+                cost = None if work == "layers" else result.times.p50 - floor
                 share = None if cost is None else f"{cost / floor:.0%}"
                 tails = drawing[work].tails_per_token if work in drawing else None
-                table.add(name, work, found.times.p50, found.times.p90, cost, share, tails)
+                table.add(name, work, result.times.p50, result.times.p90, cost, share, tails)
     finish("large_vocabulary", arguments, [table], document)
     return 0
 

@@ -73,9 +73,9 @@ def drawn(stream: Stream, prompt: Ids, number: int, seed: int, most: int, how: H
     """Draw `number` tokens after the prompt, e.g. 512; return them, and the processor seconds of all but the first."""
     stream.reset()
     tokens = stream.generate(prompt, number, seed=seed, lookup=most, **how)
-    found, began = [int(next(tokens)[0])], time.process_time()
-    found += [int(token[0]) for token in tokens]
-    return found, time.process_time() - began
+    results, began = [int(next(tokens)[0])], time.process_time()
+    results += [int(token[0]) for token in tokens]
+    return results, time.process_time() - began
 
 
 def gains(name: str, model: Model, text: Ids, turns: int, number: int, table: Table) -> dict[str, Any]:
@@ -87,11 +87,11 @@ def gains(name: str, model: Model, text: Ids, turns: int, number: int, table: Ta
         times: dict[int, list[float]] = {0: [], DRAFT: []}
         same = 0
         for turn, prompt in enumerate(prompts):
-            found = {}
+            results = {}
             for most in (0, DRAFT) if turn % 2 else (DRAFT, 0):
-                found[most], took = drawn(stream, prompt, number, turn, most, how)
+                results[most], took = drawn(stream, prompt, number, turn, most, how)
                 times[most].append(took)
-            same += next((i for i in range(number) if found[0][i] != found[DRAFT][i]), number)
+            same += next((i for i in range(number) if results[0][i] != results[DRAFT][i]), number)
         runs = Noted.runs.total()
         yielded = sum(steps * count for (_, steps), count in Noted.runs.items())
         of = {steps: count for (draft, steps), count in Noted.runs.items() if draft}
@@ -117,8 +117,8 @@ def row(stream: Stream, past: Ids, singly: bool) -> Floats:
     stream.feed(past[None, :-5], last=True)
     parts = [past[None, i : i + 1] for i in range(len(past) - 5, len(past))] if singly else [past[None, -5:]]
     for part in parts:
-        found = stream.step(part)
-    return np.asarray(found[0, -1])
+        result = stream.step(part)
+    return np.asarray(result[0, -1])
 
 
 def equal(name: str, model: Model, text: Ids, number: int, table: Table) -> dict[str, Any]:
@@ -160,15 +160,15 @@ def cost(path: Path, threads: int, rounds: int) -> dict[int, list[float]]:
     stream, prompt = model.stream(1), random_tokens(model.manifest.config.vocab_size, (1, 64))
     for _ in range(model.manifest.memory_length // 64 + 1):
         stream.feed(prompt, last=True)
-    found: dict[int, list[float]] = {1: [], 5: []}
+    results: dict[int, list[float]] = {1: [], 5: []}
     for turn in range(rounds):
         for length in (1, 5) if turn % 2 else (5, 1):
             for _ in range(2):  # twice: after the first call the caches hold this program's data
                 began = time.process_time()
                 stream.run({"tokens": prompt[:, :length]}, commit=False)
                 took = time.process_time() - began
-            found[length].append(took)
-    return found
+            results[length].append(took)
+    return results
 
 
 def costs(options: argparse.Namespace, table: Table) -> dict[str, Any]:
@@ -178,21 +178,21 @@ def costs(options: argparse.Namespace, table: Table) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             values, memory = (TINY, 16) if options.quick else (LARGE, 640)
             path = random_bundle(Path(folder, "bundle"), values, [64, 5, 1], memory, precision=precision)
-            found = cost(path, options.threads, 2 if options.quick else 80)
-        ratio = statistics.median(np.divide(found[5], found[1]).tolist())
-        table.add(precision, *(f"{1e3 * statistics.median(found[length]):.2f}" for length in (1, 5)), f"{ratio:.2f}")
-        every[precision] = found
+            result = cost(path, options.threads, 2 if options.quick else 80)
+        ratio = statistics.median(np.divide(result[5], result[1]).tolist())
+        table.add(precision, *(f"{1e3 * statistics.median(result[length]):.2f}" for length in (1, 5)), f"{ratio:.2f}")
+        every[precision] = result
     return every
 
 
 def main() -> None:
     """Measure what was asked for and print the table."""
-    made = parser(__doc__, seconds=None)
-    made.add_argument("--case", nargs=3, action="append", default=[], metavar=("NAME", "BUNDLE", "TEXT"))
-    made.add_argument("--turns", type=int, default=8, help=f"of {NEW} tokens each, default 8")
-    made.add_argument("--equal", type=int, metavar="NUMBER", help="compare so many tokens instead")
-    made.add_argument("--cost", action="store_true", help="time segments of 5 beside steps instead")
-    options = made.parse_args()
+    option_parser = parser(__doc__, seconds=None)
+    option_parser.add_argument("--case", nargs=3, action="append", default=[], metavar=("NAME", "BUNDLE", "TEXT"))
+    option_parser.add_argument("--turns", type=int, default=8, help=f"of {NEW} tokens each, default 8")
+    option_parser.add_argument("--equal", type=int, metavar="NUMBER", help="compare so many tokens instead")
+    option_parser.add_argument("--cost", action="store_true", help="time segments of 5 beside steps instead")
+    options = option_parser.parse_args()
     lookup.Pace = Noted  # type: ignore[misc]
     every: dict[str, object] = {}
     if options.cost:

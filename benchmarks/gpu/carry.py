@@ -47,7 +47,7 @@ class CarryError(Exception):
 
 def without_others(library: bytes, sm: int) -> bytes:
     """Return a library in which images for other GPUs are zeros if the set has one for this GPU; nothing moves."""
-    found, magic, at = bytearray(library), struct.pack("<I", MAGIC), 0
+    result, magic, at = bytearray(library), struct.pack("<I", MAGIC), 0
     while (at := library.find(magic, at)) >= 0:
         _, version, header, size = FATBIN.unpack_from(library.ljust(at + HEADER), at)
         end, place, images = at + HEADER + size, at + HEADER, list[tuple[int, int, int]]()
@@ -61,8 +61,8 @@ def without_others(library: bytes, sm: int) -> bytes:
         if sm in {capability for capability, _, _ in images}:
             for capability, start, content in images:
                 if capability != sm:
-                    found[start : start + content] = bytes(content)
-    return bytes(found)
+                    result[start : start + content] = bytes(content)
+    return bytes(result)
 
 
 def split(sources: Sequence[Path], folder: Path, most: int, sm: int | None = None) -> int:
@@ -106,10 +106,10 @@ def split(sources: Sequence[Path], folder: Path, most: int, sm: int | None = Non
 def join(folder: Path, site: Path) -> int:
     """Put what was split into `site`, once all pieces are there and right; return the number of files."""
     try:
-        told = json.loads((folder / INDEX).read_text())
-        if told["format"] != FORMAT:
-            raise ValueError(told["format"])
-        pieces = {_below(name): str(sha256) for name, sha256 in told["pieces"].items()}
+        facts = json.loads((folder / INDEX).read_text())
+        if facts["format"] != FORMAT:
+            raise ValueError(facts["format"])
+        pieces = {_below(name): str(sha256) for name, sha256 in facts["pieces"].items()}
     except FileNotFoundError:
         raise CarryError(f"{folder} has no {INDEX}, expected what `split` wrote; carry it here, too") from None
     except (ValueError, KeyError, TypeError, AttributeError):

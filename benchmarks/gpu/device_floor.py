@@ -81,8 +81,8 @@ def main(least: Callable[[dict[str, Any], int, Path], Least] = least_of) -> int:
     arguments = parser(__doc__, seconds=None).parse_args()
     models = {"tiny": (TINY, 16)} if arguments.quick else MODELS
     with tempfile.TemporaryDirectory() as folder:
-        found = {title: least(values, memory, Path(folder)) for title, (values, memory) in models.items()}
-    tables = tables_of(found)
+        results = {title: least(values, memory, Path(folder)) for title, (values, memory) in models.items()}
+    tables = tables_of(results)
     finish("device_floor", arguments, tables, [dataclasses.asdict(table) for table in tables])
     return 0
 

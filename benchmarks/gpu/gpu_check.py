@@ -58,12 +58,12 @@ def environment_of(site: Path | None) -> dict[str, str]:
     """
     carried = [] if site is None else [site.resolve()]
     libraries = [] if site is None else sorted({file.parent.resolve() for file in site.rglob("*.so*")})
-    found = dict(os.environ)
+    results = dict(os.environ)
     for name, folders in (("PYTHONPATH", [*carried, *OWN]), ("LD_LIBRARY_PATH", libraries)):
-        before = [part for part in found.get(name, "").split(os.pathsep) if part]
+        before = [part for part in results.get(name, "").split(os.pathsep) if part]
         if folders:
-            found[name] = os.pathsep.join([*map(str, folders), *before])
-    return found
+            results[name] = os.pathsep.join([*map(str, folders), *before])
+    return results
 
 
 def count(text: str) -> int:
@@ -82,39 +82,61 @@ def seconds(text: str) -> float:
 
 def options() -> argparse.ArgumentParser:
     """Return the parser of all options."""
-    made = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    made.add_argument("--quick", action="store_true", help="tiny shapes: proves that it runs, measures nothing")
-    made.add_argument("--bundle", type=Path, help="take this bundle, with its own B, instead of random models")
-    made.add_argument("--batch", type=count, nargs="+", default=[1, 8, 32], help="of random models (default 1 8 32)")
-    made.add_argument("--precision", nargs="+", choices=PRECISIONS, default=["fp32"], help="of them (default fp32)")
-    made.add_argument("--engine", nargs="+", choices=(*ENGINES, *NAMED), help="which to run (of a --bundle: all)")
-    made.add_argument("--update", choices=("ring", "rolled"), help="of the engines' memory (default: the target's)")
-    made.add_argument(
+    option_parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    option_parser.add_argument(
+        "--quick", action="store_true", help="tiny shapes: proves that it runs, measures nothing"
+    )
+    option_parser.add_argument("--bundle", type=Path, help="take this bundle, with its own B, instead of random models")
+    option_parser.add_argument(
+        "--batch", type=count, nargs="+", default=[1, 8, 32], help="of random models (default 1 8 32)"
+    )
+    option_parser.add_argument(
+        "--precision", nargs="+", choices=PRECISIONS, default=["fp32"], help="of them (default fp32)"
+    )
+    option_parser.add_argument(
+        "--engine", nargs="+", choices=(*ENGINES, *NAMED), help="which to run (of a --bundle: all)"
+    )
+    option_parser.add_argument(
+        "--update", choices=("ring", "rolled"), help="of the engines' memory (default: the target's)"
+    )
+    option_parser.add_argument(
         "--vocabulary", type=count, default=204, help="of the random models; adaptive softmax from 20001 on"
     )
-    made.add_argument("--memory", type=count, default=640, metavar="M", help="rows of their memory (default 640)")
-    made.add_argument("--segments", type=count, default=12, help="of the verification's longest chain (default 12)")
-    made.add_argument("--seconds", type=seconds, default=2.0, help="of timing, per engine and kind of work (default 2)")
-    made.add_argument("--budget", type=seconds, metavar="SECONDS", help="what does not fit is listed as not run")
-    made.add_argument("--site", type=Path, metavar="FOLDER", help="packages and libraries that were carried here")
-    made.add_argument("--bundles", type=Path, metavar="FOLDER", help="keep random models here (default OUT/bundles)")
-    made.add_argument("--prepare", action="store_true", help="export the random models, and no more")
-    made.add_argument("--out", type=Path, metavar="FOLDER", default=Path("gpu-check"), help="results go here")
-    return made
+    option_parser.add_argument(
+        "--memory", type=count, default=640, metavar="M", help="rows of their memory (default 640)"
+    )
+    option_parser.add_argument(
+        "--segments", type=count, default=12, help="of the verification's longest chain (default 12)"
+    )
+    option_parser.add_argument(
+        "--seconds", type=seconds, default=2.0, help="of timing, per engine and kind of work (default 2)"
+    )
+    option_parser.add_argument(
+        "--budget", type=seconds, metavar="SECONDS", help="what does not fit is listed as not run"
+    )
+    option_parser.add_argument(
+        "--site", type=Path, metavar="FOLDER", help="packages and libraries that were carried here"
+    )
+    option_parser.add_argument(
+        "--bundles", type=Path, metavar="FOLDER", help="keep random models here (default OUT/bundles)"
+    )
+    option_parser.add_argument("--prepare", action="store_true", help="export the random models, and no more")
+    option_parser.add_argument("--out", type=Path, metavar="FOLDER", default=Path("gpu-check"), help="results go here")
+    return option_parser
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return the options after checking that they agree; `first` is True for a first contact."""
-    made = options()
-    given = made.parse_args(arguments)
+    option_parser = options()
+    given = option_parser.parse_args(arguments)
     if given.site is not None and not given.site.is_dir():
-        made.error(f"--site is {given.site}, expected a folder")
+        option_parser.error(f"--site is {given.site}, expected a folder")
     if given.prepare and given.bundle is not None:
-        made.error("--prepare exports random models and --bundle is exported already: leave out one of them")
+        option_parser.error("--prepare exports random models and --bundle is exported already: leave out one of them")
     given.first = given.engine is None and given.bundle is None and not given.prepare
     for name in OF_ENGINES if given.first else ():
-        if getattr(given, name) != made.get_default(name):
-            made.error(f"--{name} is of engines: name these too, e.g. --engine {' '.join(ENGINES)}")
+        if getattr(given, name) != option_parser.get_default(name):
+            option_parser.error(f"--{name} is of engines: name these too, e.g. --engine {' '.join(ENGINES)}")
     if given.first and given.budget is None:
         given.budget = BUDGET
     given.engine, given.out = given.engine or list(ENGINES), given.out.resolve()
@@ -160,7 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"all results: {pack(given.out)}", file=sys.stderr)
     if stopped:
         return INTERRUPTED
-    return int(any(found.state in (FAILED, ENDED) for outcome in runner.outcomes for found in outcome.found))
+    return int(any(step.state in (FAILED, ENDED) for outcome in runner.outcomes for step in outcome.found))
 
 
 if __name__ == "__main__":

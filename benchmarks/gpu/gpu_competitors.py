@@ -86,26 +86,26 @@ class TorchOnGpu:
         a wait.
         """
         log_probabilities = self.parts.log_probabilities(self.inner.segment(tokens)[:, -1])
-        found, ids = (log_probabilities / self._temperature).topk(self._top_k)
-        shares = found.softmax(dim=-1)
+        results, ids = (log_probabilities / self._temperature).topk(self._top_k)
+        shares = results.softmax(dim=-1)
         drawn = (shares / torch.empty_like(shares).exponential_()).argmax(dim=-1, keepdim=True)
         return ids.gather(1, drawn)[:, 0].int()
 
     @torch.inference_mode()
     def _answer(self, work: Work, tokens: NDArray[np.int32]) -> Array:
-        given = torch.from_numpy(tokens)
-        if given.shape not in self._ids:
-            self._ids[given.shape] = torch.empty(given.shape, dtype=given.dtype, device=self._device)
-            torch._dynamo.mark_static_address(self._ids[given.shape], guard=True)
-        ids = self._ids[given.shape]
-        ids.copy_(self._page_locked(given).copy_(given), non_blocking=True)
+        inputs = torch.from_numpy(tokens)
+        if inputs.shape not in self._ids:
+            self._ids[inputs.shape] = torch.empty(inputs.shape, dtype=inputs.dtype, device=self._device)
+            torch._dynamo.mark_static_address(self._ids[inputs.shape], guard=True)
+        ids = self._ids[inputs.shape]
+        ids.copy_(self._page_locked(inputs).copy_(inputs), non_blocking=True)
         torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         inner = self.inner
         return self._on_host(inner.answer(work, ids) if isinstance(inner, CompiledKeyValue) else work(ids))
 
-    def _on_host(self, found: Tensor) -> Array:
-        held = self._page_locked(found).copy_(found, non_blocking=True)
-        if found.is_cuda:
+    def _on_host(self, result: Tensor) -> Array:
+        held = self._page_locked(result).copy_(result, non_blocking=True)
+        if result.is_cuda:
             torch.cuda.current_stream(self._device).synchronize()
         array: Array = held.numpy().copy()
         return array

@@ -38,15 +38,15 @@ WARM_UP, CALLS = 20, 200
 
 def median_us(work: Callable[[], object], seconds: float = 0.0) -> float:
     """Return the median time of a call in microseconds."""
-    found: list[float] = []
+    samples: list[float] = []
     for _ in range(WARM_UP):
         work()
     until = time.perf_counter() + seconds
-    while len(found) < CALLS or time.perf_counter() < until:
+    while len(samples) < CALLS or time.perf_counter() < until:
         started = time.perf_counter_ns()
         work()
-        found.append((time.perf_counter_ns() - started) / 1e3)
-    return float(np.median(found))
+        samples.append((time.perf_counter_ns() - started) / 1e3)
+    return float(np.median(samples))
 
 
 def host(path: Path, rule: str, recordable: bool, seconds: float) -> Mapping[str, Any]:

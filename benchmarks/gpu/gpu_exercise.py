@@ -67,21 +67,21 @@ class Exercise:
 
 def exercise(model: Model, reference: Model, steps: int, seed: int) -> Exercise:
     """Do the same random work with a stream of each model, the first of which runs on a device."""
-    found, draws = Exercise(), np.random.default_rng(seed)
+    result, draws = Exercise(), np.random.default_rng(seed)
     ours, theirs = model.stream(), reference.stream()
     for index in range(steps):
         work = WORK[index % len(WORK)] if index < len(WORK) else str(draws.choice(WORK))
         heads = ours.loop.heads.copy()
         for mine, other in _do(work, model, ours, theirs, draws):
-            found.compare(mine, other)
-        found.done[work] += 1
+            result.compare(mine, other)
+        result.done[work] += 1
         if work not in ("reset", "select", "snapshot"):
-            found.wrapped += int((ours.loop.heads < heads).sum())
-        found.compare(ours.fill, theirs.fill)
+            result.wrapped += int((ours.loop.heads < heads).sum())
+        result.compare(ours.fill, theirs.fill)
     for name, rows in theirs.memory().items():
-        found.compare(ours.memory()[name], rows)
-    found.recorded = dict(getattr(ours.loop, "recorded", {}))
-    return found
+        result.compare(ours.memory()[name], rows)
+    result.recorded = dict(getattr(ours.loop, "recorded", {}))
+    return result
 
 
 def _do(
@@ -114,8 +114,8 @@ def _do(
         return [(ours.score(tokens), theirs.score(tokens))]
     if work == "looked":
         name = next(entry.name for entry in model.manifest.inputs if entry.role == "tokens")
-        given = {name: tokens[:, :longest]}
-        mine, other = (stream.run(given, lengths=lengths, commit=False) for stream in (ours, theirs))
+        inputs = {name: tokens[:, :longest]}
+        mine, other = (stream.run(inputs, lengths=lengths, commit=False) for stream in (ours, theirs))
         return [(mine[key], other[key]) for key in other]
     if work == "one":
         return [(ours.step(tokens[:, :1]), theirs.step(tokens[:, :1]))]
@@ -130,12 +130,12 @@ def in_threads(model: Model, reference: Model, threads: int, steps: int) -> list
     Raises:
         CheckError: a thread ended early.
     """
-    found: list[Exercise] = []
+    results: list[Exercise] = []
     errors: list[BaseException] = []
 
     def run(seed: int) -> None:
         try:
-            found.append(exercise(model, reference, steps, 100 + seed))
+            results.append(exercise(model, reference, steps, 100 + seed))
         except Exception as error:  # raised again in the thread that waits
             errors.append(error)
 
@@ -146,7 +146,7 @@ def in_threads(model: Model, reference: Model, threads: int, steps: int) -> list
         thread.join()
     if errors:
         raise CheckError(f"{len(errors)} of {threads} threads ended early: {errors[0]!r}") from errors[0]
-    return found
+    return results
 
 
 def open_device(path: Path, backend: str, update: str) -> Model:

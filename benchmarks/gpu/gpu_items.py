@@ -97,7 +97,7 @@ class Outcome:
 
     def step(self, name: str) -> Found | None:
         """One of its steps."""
-        return next((found for found in self.found if found.name == name), None)
+        return next((result for result in self.found if result.name == name), None)
 
 
 def plan(given: argparse.Namespace) -> list[Item]:
@@ -233,7 +233,7 @@ class Runner:
         exported = next(
             (other for other in self.outcomes if other.item.kind == "export" and other.item.bundle == item.bundle), None
         )
-        if exported is not None and not self._given.first and any(found.state != OK for found in exported.found):
+        if exported is not None and not self._given.first and any(step.state != OK for step in exported.found):
             return "its bundle was not exported"
         target = target_of(item.engine)
         if item.kind == "engine" and target in DEVICES:
@@ -338,8 +338,8 @@ def whole(item: Item, found: Sequence[Found], ended: str) -> list[Found]:
     """Return all steps of an item: those it noted, and the others with what became of the process."""
     failed, steps = ended.startswith("the process ended"), list(found)
     if item.kind == "program":
-        told = any(step.state in (FAILED, ENDED) for step in steps)  # the step explains the exit status
-        if ended and not told:
+        names = any(step.state in (FAILED, ENDED) for step in steps)  # the step explains the exit status
+        if ended and not names:
             steps.append(Found(item.name, FAILED if failed else ENDED, reason=ended))
         elif not steps:
             steps.append(Found(item.name, FAILED, reason="the process ended well and noted nothing"))

@@ -59,8 +59,8 @@ def without_cuda(torch: Any) -> str:
 
 def said_of(found: Found) -> str:
     """Return one line about a check."""
-    said = figures_of(found)
-    return f"{found.state:7} {found.name}{': ' if said else ''}{said}"
+    text = figures_of(found)
+    return f"{found.state:7} {found.name}{': ' if text else ''}{text}"
 
 
 def figures_of(found: Found) -> str:
@@ -79,8 +79,8 @@ def writing(program: str) -> Iterator[None]:
         yield
     except OSError as error:
         place = error.filename or "its results"
-        said = f"{program}: cannot write {place}: {error.strerror}, expected --out FOLDER that can be written"
-        print(said, file=sys.stderr)
+        text = f"{program}: cannot write {place}: {error.strerror}, expected --out FOLDER that can be written"
+        print(text, file=sys.stderr)
         raise SystemExit(2) from None
 
 
@@ -107,14 +107,14 @@ class Journal:
         """
         started = time.perf_counter()
         try:
-            found = Found(name, OK, figures=dict(check() or {}))
+            results = Found(name, OK, figures=dict(check() or {}))
         except KeyboardInterrupt as stop:
             self.add(Found(name, ENDED, time.perf_counter() - started, reason=str(stop) or "interrupted"))
             raise
         except Exception as error:  # a check that cannot run must not prevent the others
-            found = Found(name, FAILED, reason=f"{type(error).__name__}: {' '.join(str(error).split())[:400]}")
-        found.seconds = time.perf_counter() - started
-        return self.add(found)
+            results = Found(name, FAILED, reason=f"{type(error).__name__}: {' '.join(str(error).split())[:400]}")
+        results.seconds = time.perf_counter() - started
+        return self.add(results)
 
     def skip(self, name: str, reason: str) -> Found:
         """Note a check that is not run, with the reason."""
@@ -135,12 +135,12 @@ class Journal:
         """Write the page; return 1 if a check failed, else 0."""
         if self._folder is not None:
             (self._folder / f"{self.name}.md").write_text(self.page())
-        return int(any(found.state == FAILED for found in self.found))
+        return int(any(step.state == FAILED for step in self.found))
 
     def page(self) -> str:
         """Return a page with a table of all checks."""
         counts = ", ".join(
-            f"{sum(found.state == state for found in self.found)} {state}" for state in (OK, FAILED, ENDED, NOT_RUN)
+            f"{sum(step.state == state for step in self.found)} {state}" for state in (OK, FAILED, ENDED, NOT_RUN)
         )
         lines = [
             f"# {self.name}: {counts}",
@@ -148,18 +148,18 @@ class Journal:
             "| check | | seconds | figures, or why not |",
             "| --- | --- | --- | --- |",
         ]
-        for found in self.found:
-            said = figures_of(found).replace("|", "/")
-            lines.append(f"| {found.name} | {found.state} | {found.seconds:.1f} | {said} |")
+        for step in self.found:
+            text = figures_of(step).replace("|", "/")
+            lines.append(f"| {step.name} | {step.state} | {step.seconds:.1f} | {text} |")
         return "\n".join(lines) + "\n"
 
 
 def read_found(file: Path) -> list[Found]:
     """Read the steps of a journal on the disk; a last line that was cut off is left out."""
-    found = []
+    results = []
     for line in file.read_text().splitlines() if file.exists() else []:
         try:
-            found.append(Found(**json.loads(line)))
+            results.append(Found(**json.loads(line)))
         except (ValueError, TypeError):
             break
-    return found
+    return results

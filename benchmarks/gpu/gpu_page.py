@@ -105,7 +105,7 @@ def write_page(outcomes: Sequence[Outcome], given: argparse.Namespace, final: bo
 
 def _counted(outcomes: Sequence[Outcome], timed: int) -> str:
     """Return the number of timed engines, and the number of steps by their end: "3 run, 40 ok, 1 failed"."""
-    states = [found.state for outcome in outcomes for found in outcome.found]
+    states = [step.state for outcome in outcomes for step in outcome.found]
     counts = {state: states.count(state) for state in (OK, FAILED, ENDED, NOT_RUN)}
     return ", ".join([f"{timed} run", *(f"{count} {state}" for state, count in counts.items() if count)])
 
@@ -114,18 +114,18 @@ def _steps(programs: Sequence[Outcome]) -> Table:
     """Return the table of the programs' steps; those listed as failed or not run say "below"."""
     table = Table(("program", "step", "", "seconds", "figures"))
     for outcome in programs:
-        for found in outcome.found:
-            said = figures_of(found) if found.state == OK else "below"
-            table.add(outcome.item.name, found.name, found.state, f"{found.seconds:.1f}", said.replace("|", "/"))
+        for step in outcome.found:
+            text = figures_of(step) if step.state == OK else "below"
+            table.add(outcome.item.name, step.name, step.state, f"{step.seconds:.1f}", text.replace("|", "/"))
     return table
 
 
 def prepared(outcomes: Sequence[Outcome]) -> str:
     """Return a line with the number of bundles that were exported now, and of those that existed."""
-    made = [outcome.item.bundle for outcome in outcomes if any(found.state == OK for found in outcome.found)]
+    result = [outcome.item.bundle for outcome in outcomes if any(step.state == OK for step in outcome.found)]
     before = [outcome.item.bundle for outcome in outcomes if outcome.reason == PRESENT]
-    said = f"prepared: {len(made)} exported, {len(before)} there already"
-    return f"{said}, in {(made + before)[0].parent}" if made or before else said
+    text = f"prepared: {len(result)} exported, {len(before)} there already"
+    return f"{text}, in {(result + before)[0].parent}" if result or before else text
 
 
 def left_out(outcomes: Sequence[Outcome], gpu: str | None) -> list[str]:
@@ -138,9 +138,9 @@ def left_out(outcomes: Sequence[Outcome], gpu: str | None) -> list[str]:
             notes.append(f"{outcome.item.name}: {NOT_RUN}: {outcome.reason}")
         for state in (FAILED, ENDED, NOT_RUN):
             reasons: dict[str, list[str]] = {}
-            for found in outcome.found:
-                if found.state == state:
-                    reasons.setdefault(found.reason, []).append(found.name)
+            for step in outcome.found:
+                if step.state == state:
+                    reasons.setdefault(step.reason, []).append(step.name)
             notes += [f"{outcome.item.name}: {', '.join(names)} {state}: {why}" for why, names in reasons.items()]
     return notes
 
@@ -155,23 +155,23 @@ def _table(ran: Sequence[Outcome]) -> Table:
     return table
 
 
-def _state(found: Found | None) -> str | None:
-    return None if found is None else found.state
+def _state(result: Found | None) -> str | None:
+    return None if result is None else result.state
 
 
-def _times(found: Found | None) -> list[object]:
-    return [None if found is None else found.figures.get(name) for name in ("p50", "p90", "tokens/s")]
+def _times(result: Found | None) -> list[object]:
+    return [None if result is None else result.figures.get(name) for name in ("p50", "p90", "tokens/s")]
 
 
 def _recorded(ran: Sequence[Outcome]) -> list[str]:
     """Return for each item which programs were recorded, or why not; programs with one outcome share a line."""
     lines = []
     for outcome in ran:
-        found = outcome.step("score")
+        result = outcome.step("score")
         programs: dict[str, list[str]] = {}
-        for program, said in (found.figures.get("recorded") or {}).items() if found is not None else ():
-            programs.setdefault(said, []).append(program)
-        lines += [f"{outcome.item.name}: {'; '.join(names)}: {said}" for said, names in programs.items()]
+        for program, text in (result.figures.get("recorded") or {}).items() if result is not None else ():
+            programs.setdefault(text, []).append(program)
+        lines += [f"{outcome.item.name}: {'; '.join(names)}: {text}" for text, names in programs.items()]
     return lines
 
 
@@ -182,12 +182,12 @@ def _plain(outcome: Outcome) -> dict[str, object]:
         "engine": item.engine,
         "precision": item.precision,
         "batch_size": item.batch,
-        "steps": [asdict(found) for found in outcome.found],
+        "steps": [asdict(step) for step in outcome.found],
     }
 
 
-def _conditions(given: argparse.Namespace) -> str:
-    found = {name: version_of(name) for name in PACKAGES}
-    versions = ", ".join(f"{name} {said}" for name, said in found.items() if not said.startswith("not installed"))
-    said = f"{cpu_name()}, {os.cpu_count()} cores; Python {platform.python_version()}, {versions}."
-    return f"(--quick: tiny shapes, the figures mean nothing) {said}" if given.quick else said
+def _conditions(options: argparse.Namespace) -> str:
+    results = {name: version_of(name) for name in PACKAGES}
+    versions = ", ".join(f"{name} {text}" for name, text in results.items() if not text.startswith("not installed"))
+    text = f"{cpu_name()}, {os.cpu_count()} cores; Python {platform.python_version()}, {versions}."
+    return f"(--quick: tiny shapes, the figures mean nothing) {text}" if options.quick else text

@@ -38,9 +38,9 @@ class WorkChecks(Checks):
         event.wait()  # an event that was never recorded: the wait ends at once
         block, back = self._device.allocate(size), self._device.staging(size)
         for value in (1, 2, 3):  # one event, recorded several times
-            given = self._device.staging(size)
-            given[...] = value
-            queue.send(block.address, host_address(given), size)
+            inputs = self._device.staging(size)
+            inputs[...] = value
+            queue.send(block.address, host_address(inputs), size)
             queue.fetch(host_address(back), block.address, size)
             queue.record(event)
             event.wait()
@@ -50,30 +50,30 @@ class WorkChecks(Checks):
     def replayed(self) -> Figures:
         """Check that a record does nothing when it is made, and reads page-locked memory when it is replayed."""
         queue, device, size = self._device.queue(), self._device, 4096
-        given, back = device.staging(size), device.staging(size)
+        inputs, back = device.staging(size), device.staging(size)
         first, second = device.allocate(size), device.allocate(size)
 
         def work() -> None:
-            queue.send(first.address, host_address(given), size)
+            queue.send(first.address, host_address(inputs), size)
             queue.copy(second.address, first.address, 64, size // 64, 64, 64)
             queue.fetch(host_address(back), second.address, size)
 
-        given[...] = 1
+        inputs[...] = 1
         replay = queue.capture(work)
         queue.wait()
         require(not back.any(), "a record did its work while it was made")
         for _ in range(20):
-            given[...] = self._bytes(size)
+            inputs[...] = self._bytes(size)
             replay()
             queue.wait()
-            require(np.array_equal(given, back), "a replay did not read what was there then")
+            require(np.array_equal(inputs, back), "a replay did not read what was there then")
         micro = 1e6 * seconds_of(queue, replay)
         return {"replay µs": micro}
 
     def failed_records(self) -> Figures:
         """Check that an error inside a record is raised, and that the queue leaves the record and can record again."""
         queue, size = self._device.queue(), 256
-        block, given, back = self._device.allocate(size), self._device.staging(size), self._device.staging(size)
+        block, inputs, back = self._device.allocate(size), self._device.staging(size), self._device.staging(size)
 
         def own() -> None:
             queue.zero(block.address, size)
@@ -87,24 +87,24 @@ class WorkChecks(Checks):
             queue.zero(block.address, size)
             queue.wait()
 
-        said = ""
+        text = ""
         for work, expected in ((own, ZeroDivisionError), (stopped, KeyboardInterrupt), (waits, BackendError)):
             try:
                 queue.capture(work)
             except expected as error:
-                said = str(error)
+                text = str(error)
             else:
                 raise CheckError(f"a record whose work raises {expected.__name__} was made")
-            given[...] = self._bytes(size)
+            inputs[...] = self._bytes(size)
             back[...] = 0
-            queue.send(block.address, host_address(given), size)
+            queue.send(block.address, host_address(inputs), size)
             queue.fetch(host_address(back), block.address, size)
             queue.wait()
-            require(np.array_equal(given, back), f"after {expected.__name__} in a record the queue does not work")
+            require(np.array_equal(inputs, back), f"after {expected.__name__} in a record the queue does not work")
         replay = queue.capture(lambda: queue.zero(block.address, size))
         replay()
         queue.wait()
-        return {"said of a wait": said}
+        return {"said of a wait": text}
 
     def threads(self) -> Figures:
         """Check queues, copies and records of several threads at once, each with data of its own."""
@@ -115,18 +115,18 @@ class WorkChecks(Checks):
                 draws, device = np.random.default_rng(number), self._device
                 with device.current():
                     queue, size = device.queue(), 1 << 14
-                    given, back, block = device.staging(size), device.staging(size), device.allocate(size)
+                    inputs, back, block = device.staging(size), device.staging(size), device.allocate(size)
 
                     def work() -> None:
-                        queue.send(block.address, host_address(given), size)
+                        queue.send(block.address, host_address(inputs), size)
                         queue.fetch(host_address(back), block.address, size)
 
                     for turn in range(TURNS):
-                        given[...] = draws.integers(0, 256, size, np.uint8)
+                        inputs[...] = draws.integers(0, 256, size, np.uint8)
                         launch = queue.capture(work) if turn % 5 == 4 else work
                         launch()
                         queue.wait()  # a record is kept until its work is done
-                        if not np.array_equal(given, back):
+                        if not np.array_equal(inputs, back):
                             wrong.append(f"thread {number}, turn {turn}: other bytes")
                         if turn % 7 == 0:
                             block = device.allocate(size)
@@ -168,13 +168,13 @@ class WorkChecks(Checks):
     def host_time(self) -> Figures:
         """Time a copy, the launch of a record, a fetch and an event: the driver's share of a small model's step."""
         queue, device, event = self._device.queue(), self._device, self._device.event()
-        given, back, block = device.staging(4096), device.staging(4096), device.allocate(4096)
+        inputs, back, block = device.staging(4096), device.staging(4096), device.allocate(4096)
 
         def work() -> None:
-            queue.send(block.address, host_address(given), 4096)
+            queue.send(block.address, host_address(inputs), 4096)
             queue.fetch(host_address(back), block.address, 4096)
 
-        replay, found = queue.capture(work), {}
+        replay, result = queue.capture(work), {}
         for name, step in (("calls", work), ("replay", replay)):
             times = []
             for _ in range(200):
@@ -183,8 +183,8 @@ class WorkChecks(Checks):
                 queue.record(event)
                 event.wait()
                 times.append(1e6 * (time.perf_counter() - started))
-            found[f"{name} µs"] = float(np.median(times))
-        return found
+            result[f"{name} µs"] = float(np.median(times))
+        return result
 
     def forked(self) -> Figures:
         """Check that a forked child gets an error that names the fork, and that the parent's objects still work."""
@@ -201,11 +201,11 @@ class WorkChecks(Checks):
         code = os.waitstatus_to_exitcode(status)
         require(code == 0, f"the child ended with {code}, expected it to be refused by name")
         with self._device.current():
-            given = self._bytes(4096)
-            require(np.array_equal(self._round_trip(self._device.queue(), given), given), "the parent is hurt")
+            inputs = self._bytes(4096)
+            require(np.array_equal(self._round_trip(self._device.queue(), inputs), inputs), "the parent is hurt")
         return None
 
     def _current(self) -> int | None:
-        found = ctypes.c_void_p()
-        self._driver.cuCtxGetCurrent(ctypes.byref(found))
-        return found.value
+        result = ctypes.c_void_p()
+        self._driver.cuCtxGetCurrent(ctypes.byref(result))
+        return result.value

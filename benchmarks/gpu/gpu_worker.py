@@ -55,14 +55,14 @@ def timed(work: Callable[[], object], seconds: float, tokens: int) -> dict[str, 
     """
     for _ in range(WARM_UP):
         work()
-    found: list[float] = []
+    samples: list[float] = []
     end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(found) < LEAST:
+    while time.perf_counter() < end or len(samples) < LEAST:
         started = time.perf_counter()
         work()
-        found.append(1e3 * (time.perf_counter() - started))
-    middle = median(found)
-    return {"p50": middle, "p90": sorted(found)[int(0.9 * len(found))], "tokens/s": tokens / middle * 1e3}
+        samples.append(1e3 * (time.perf_counter() - started))
+    middle = median(samples)
+    return {"p50": middle, "p90": sorted(samples)[int(0.9 * len(samples))], "tokens/s": tokens / middle * 1e3}
 
 
 def large(vocabulary: int) -> dict[str, Any]:

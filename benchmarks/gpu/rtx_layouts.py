@@ -108,8 +108,8 @@ def as_heads(graph: Graph) -> None:
         hidden = graph.new("Reshape", mask.output[0], graph.constant(graph.batch, -1, 1, slots))
         inputs = (query.output[0], each.key, each.value, hidden.output[0])
         mixed = graph.new("Attention", *inputs, scale=1.0)
-        made = [mask, query, hidden, mixed, graph.new("Reshape", mixed.output[0], back, out=each.out)]
-        graph.replace(each.nodes, made)
+        result = [mask, query, hidden, mixed, graph.new("Reshape", mixed.output[0], back, out=each.out)]
+        graph.replace(each.nodes, result)
 
 
 def as_sums(graph: Graph) -> None:
@@ -122,8 +122,8 @@ def as_sums(graph: Graph) -> None:
         graph.replace([turned, product], [times, total, content])
         across = graph.new("Transpose", mix.input[0], perm=[0, 1, 3, 2])
         weighed = graph.new("Mul", across.output[0], each.value)
-        made = graph.new("ReduceSum", weighed.output[0], graph.constant(2), keepdims=1, out=each.out)
-        graph.replace([mix], [across, weighed, made])
+        result = graph.new("ReduceSum", weighed.output[0], graph.constant(2), keepdims=1, out=each.out)
+        graph.replace([mix], [across, weighed, result])
 
 
 def as_einsum(graph: Graph) -> None:
@@ -165,12 +165,12 @@ def by_row(graph: Graph) -> None:
             graph.resize(name, batch, 1, slots, heads * width)
 
 
-def _reread(graph: Graph, scatter: onnx.NodeProto, made: list[onnx.NodeProto]) -> None:
+def _reread(graph: Graph, scatter: onnx.NodeProto, result: list[onnx.NodeProto]) -> None:
     """Replace an update; readers of its result read the last new node instead."""
     old = scatter.output[0]
     for node in graph.model.graph.node:
-        node.input[:] = [made[-1].output[0] if name == old else name for name in node.input]
-    graph.replace([scatter], made)
+        node.input[:] = [result[-1].output[0] if name == old else name for name in node.input]
+    graph.replace([scatter], result)
 
 
 def _sizes(graph: Graph, each: Attention) -> list[int]:
@@ -279,8 +279,8 @@ def main() -> None:
         for title, (values, rows, batch) in models.items():
             for precision in arguments.precision or (PRECISIONS[:1] if arguments.quick else PRECISIONS):
                 path = Path(folder) / f"{len(tables)}.txl"
-                made = random_bundle(path, values, LENGTHS, rows, batch_size=batch, precision=precision)
-                bundle = open_bundle(made, verify_files=False)
+                result = random_bundle(path, values, LENGTHS, rows, batch_size=batch, precision=precision)
+                bundle = open_bundle(result, verify_files=False)
                 columns = ("L", "form", "kernels", "per layer", "fused", "kernels that copy", "MB a step", "engine MB")
                 table = Table(columns, title=f"{title}, {precision}")
                 for length in LENGTHS[::-1]:

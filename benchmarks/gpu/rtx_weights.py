@@ -150,17 +150,17 @@ def given(title: str, values: dict[str, Any], rows: int, lengths: tuple[int, int
         for program in (*whole_programs(bundle.manifest, "ring"), *rolled):
             log(f"building {program.name}")
             own = read_graph(compose(bundle, program), program, path, facts.opset)
-            found = []
+            results = []
             for graph in (own, give_weights(own, bundle.manifest.weights)):
                 united = unite_attention(adapt(graph), program)
-                found.append(build(onnx.load_from_string(united.data), path, (), 1))
+                results.append(build(onnx.load_from_string(united.data), path, (), 1))
             shown = [
                 (
                     str(one.layers.kernels),
                     str(one.layers.copying),
                     *(f"{size / MB:.2f}" for size in (one.size, one.weights, one.activations)),
                 )
-                for one in found
+                for one in results
             ]
             title = program.name if program.update == "ring" else f"{program.name} ({program.update})"
             table.add(title, *map(" → ".join, zip(*shown, strict=True)))

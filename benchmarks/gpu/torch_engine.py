@@ -72,16 +72,16 @@ class Interpreter:
 
     def __call__(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the outputs by name. A state that is updated in place is the same tensor as the input."""
-        found = {**self._constants, **values}
+        results = {**self._constants, **values}
         with torch.inference_mode():
             for index, (node, function, inputs, outputs) in enumerate(self._steps):
-                given = [found[name] if name else None for name in inputs]
+                given = [results[name] if name else None for name in inputs]
                 result = function(node, *given)
                 parts = (result,) if isinstance(result, Tensor) else tuple(result)
-                found.update(zip(outputs, parts, strict=True))
+                results.update(zip(outputs, parts, strict=True))
                 for name in self._last.get(index, ()):
-                    del found[name]
-        return {name: found[name] for name in self._outputs}
+                    del results[name]
+        return {name: results[name] for name in self._outputs}
 
     def _hold(self, tensor: TensorProto, weights: dict[str, Tensor]) -> None:
         if tensor.external_data and tensor.name in weights:
@@ -149,11 +149,11 @@ class Interpreter:
         last: dict[str, int] = {}
         for index, (*_, inputs, outputs) in enumerate(self._steps):
             last |= dict.fromkeys([name for name in (*inputs, *outputs) if name], index)
-        found: dict[int, list[str]] = {}
+        results: dict[int, list[str]] = {}
         for name, index in last.items():
             if name not in kept:
-                found.setdefault(index, []).append(name)
-        return found
+                results.setdefault(index, []).append(name)
+        return results
 
 
 def _tensor_of(tensor: TensorProto, folder: Path) -> Tensor:

@@ -90,13 +90,13 @@ def figures(name: str) -> tuple[str, ...]:
     case = Case(name)
     form = form_of(case)
     with tempfile.TemporaryDirectory() as folder:
-        made = exported(case, form, Path(folder) / "model.txl", growth=GROWTH.get(name, "auto"))
-        manifest = made.manifest
+        result = exported(case, form, Path(folder) / "model.txl", growth=GROWTH.get(name, "auto"))
+        manifest = result.manifest
         logprobs = next((entry.name for entry in manifest.outputs if entry.role == "logprobs"), None)
-        outputs, states = differences(run_bundle(case, made.path), case, _new(form, logprobs))
+        outputs, states = differences(run_bundle(case, result.path), case, _new(form, logprobs))
         if manifest.family.get("growth") == "symbolic":
-            made = exported(case, form, Path(folder) / "stages.txl", growth="stages")
-        engines = engines_of(made)
+            result = exported(case, form, Path(folder) / "stages.txl", growth="stages")
+        engines = engines_of(result)
     none = "a counter" if _counts(manifest) else "none"
     growth = {"": none, "symbolic": "any number of rows", "stages": f"{len(manifest.programs)} graphs"}
     return (
@@ -130,12 +130,12 @@ def _counts(manifest: Any) -> bool:
 
 def _states(manifest: Any) -> list[str]:
     """Return the shapes of the states with B for the batch, and the number of states of each shape."""
-    found: dict[str, int] = {}
+    results: dict[str, int] = {}
     for entry in manifest.states:
         rows = None if entry.row_axis is None else f"0…{entry.shape[entry.row_axis]}"
         shape = f"[{', '.join(map(str, entry.axes.filled('B', rows)))}]"
-        found[shape] = found.get(shape, 0) + 1
-    return [f"{count} × {shape}" if count > 1 else shape for shape, count in found.items()]
+        results[shape] = results.get(shape, 0) + 1
+    return [f"{count} × {shape}" if count > 1 else shape for shape, count in results.items()]
 
 
 def engines_of(made: Any) -> str:

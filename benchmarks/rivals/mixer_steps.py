@@ -103,8 +103,8 @@ class RetNet(nn.Module):
             query, key, value, gate = mix(norm(x)).chunk(4, -1)
             query, key, value = (part.view(-1, self.heads, self.size) for part in (query, key, value))
             new = self.fade * old + key[..., :, None] * value[..., None, :] * self.size**-0.5
-            found = (query[..., None, :] @ new).flatten(1)
-            x = x + out(nn.functional.silu(gate) * group(found))
+            results = (query[..., None, :] @ new).flatten(1)
+            x = x + out(nn.functional.silu(gate) * group(results))
             x = x + wide(x)
             after.append(new)
         return x, torch.stack(after)
@@ -198,8 +198,8 @@ class DeltaLayer(nn.Module):
         state = state * fade[..., None, None]
         lacks = (value - (state * key[..., None]).sum(-2)) * torch.sigmoid(amount)[..., None]
         state = state + key[..., None] * lacks[..., None, :]
-        found = (state * (query * self.size**-0.5)[..., None]).sum(-2)
-        x = x + self.out(self.each(found).flatten(1) * nn.functional.silu(gate))
+        results = (state * (query * self.size**-0.5)[..., None]).sum(-2)
+        x = x + self.out(self.each(results).flatten(1) * nn.functional.silu(gate))
         gate, wide = self.wide(self.norms[1](x)).chunk(2, -1)
         return x + self.narrow(nn.functional.silu(gate) * wide), joined[..., 1:], state
 
@@ -258,8 +258,8 @@ class Zipformer(nn.Module):
             part.unflatten(-1, (self.heads, -1)).permute(order)
             for part, order in ((query, (0, 2, 1, 3)), (every, (1, 2, 3, 0)), (held, (1, 2, 0, 3)))
         )
-        found = (query @ rows * query.shape[-1] ** -0.5).softmax(-1) @ cells
-        x = x + self.out(found.transpose(1, 2).flatten(2))
+        results = (query @ rows * query.shape[-1] ** -0.5).softmax(-1) @ cells
+        x = x + self.out(results.transpose(1, 2).flatten(2))
         value, gate = self.into(x).chunk(2, -1)
         joined = torch.cat((seen, (value * torch.sigmoid(gate)).transpose(1, 2)), 2)
         mixed = self.depth(joined).transpose(1, 2)

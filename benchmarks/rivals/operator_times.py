@@ -70,9 +70,9 @@ def _shares(open_way: Callable[[], Competitor], call: Callable[[Competitor], Wor
     def timed(run: Callable[..., Any]) -> Callable[..., Any]:
         def running(*given: Any, **named: Any) -> Any:
             started = time.process_time()
-            found = run(*given, **named)
+            result = run(*given, **named)
             spent[-1] += time.process_time() - started
-            return found
+            return result
 
         return running
 
@@ -102,10 +102,10 @@ def _opening(profiles: Path | None) -> Iterator[list[Any]]:
     options, session = onnxruntime.SessionOptions, onnxruntime.InferenceSession
 
     def recording() -> Any:
-        made = options()
+        option_parser = options()
         if profiles is not None:
-            made.enable_profiling, made.profile_file_prefix = True, str(profiles / "profile")
-        return made
+            option_parser.enable_profiling, option_parser.profile_file_prefix = True, str(profiles / "profile")
+        return option_parser
 
     def opened(*given: Any, **named: Any) -> Any:
         sessions.append(session(*given, **named))

@@ -108,13 +108,13 @@ def measure(name: str, step: Step, bundle: Path, folder: Path, threads: int, opt
     if options.profile is None or slower is None or slower <= options.profile:
         return row
     best = min((way for way in BY_HAND if way in timed), key=lambda way: timed[way].median)
-    found = {
+    results = {
         way: operator_times(
             opening[way], lambda other: works.call(other, task), max(100, min(2000, int(2e5 / timed[way].p50)))
         )
         for way in (OURS, best)
     }
-    return msgspec.structs.replace(row, profiles=found)
+    return msgspec.structs.replace(row, profiles=results)
 
 
 def _opened(bundle: Path, threads: int) -> Model:
@@ -132,10 +132,10 @@ def tables(rows: list[Row]) -> list[Table]:
     for row in rows:
         medians = [row.ways[name].median if name in row.ways else None for name in ways]
         ratios = [
-            None if found is None else f"{found:.2f}" for found in (row.against(BY_HAND), row.against(TORCH_WAYS))
+            None if result is None else f"{result:.2f}" for result in (row.against(BY_HAND), row.against(TORCH_WAYS))
         ]
         cpu.add(row.step, row.threads, *medians, *ratios)
-        spread = [f"{found.p50:.3g} ({found.p99:.3g})" if (found := row.ways.get(name)) else None for name in ways]
+        spread = [f"{result.p50:.3g} ({result.p99:.3g})" if (result := row.ways.get(name)) else None for name in ways]
         wall.add(row.step, row.threads, *spread)
     left_out = Table(("step", "threads", "way", "why it was not timed"), title="Left out")
     for row in rows:

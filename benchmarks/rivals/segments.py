@@ -48,9 +48,9 @@ def retnet(module: Any, x: Tensor) -> Tensor:
     ):
         query, key, value, gate = mix(norm(x)).chunk(4, -1)
         query, key, value = (part.view(batch, length, module.heads, -1).transpose(1, 2) for part in (query, key, value))
-        found = (query @ key.transpose(2, 3) * fades * module.size**-0.5) @ value
-        found = group(found.transpose(1, 2).reshape(-1, width)).view(x.shape)
-        x = x + out(F.silu(gate) * found)
+        results = (query @ key.transpose(2, 3) * fades * module.size**-0.5) @ value
+        results = group(results.transpose(1, 2).reshape(-1, width)).view(x.shape)
+        x = x + out(F.silu(gate) * results)
         x = x + wide(x)
     return x
 
@@ -67,8 +67,10 @@ def deltanet(module: Any, x: Tensor) -> Tensor:
         query, key, value = (part.reshape(batch, length, layer.heads, -1) for part in parts)
         amount, fade = layer.gates(normed).chunk(2, -1)
         fade = -layer.rate.exp() * F.softplus(fade + layer.bias)
-        found, _ = rule(query, key, value, fade, torch.sigmoid(amount), chunk_size=LENGTH, use_qk_l2norm_in_kernel=True)
-        x = x + layer.out(layer.each(found).flatten(2) * F.silu(gate))
+        result, _ = rule(
+            query, key, value, fade, torch.sigmoid(amount), chunk_size=LENGTH, use_qk_l2norm_in_kernel=True
+        )
+        x = x + layer.out(layer.each(result).flatten(2) * F.silu(gate))
         gate, wide = layer.wide(layer.norms[1](x)).chunk(2, -1)
         x = x + layer.narrow(F.silu(gate) * wide)
     return x
@@ -90,8 +92,8 @@ def rwkv(module: Any, x: Tensor) -> Tensor:
                 (layer.gate, layer.mix_gate),
             )
         )
-        found, _ = average(torch.log(-layer.decay), layer.first, key, value)
-        x = x + layer.out(torch.sigmoid(gate) * found)
+        result, _ = average(torch.log(-layer.decay), layer.first, key, value)
+        x = x + layer.out(torch.sigmoid(gate) * result)
         wide = layer.norms[1](x)
         before = F.pad(wide, (0, 0, 1, 0))[:, :-1]
         inner = torch.relu(layer.wide(torch.lerp(before, wide, layer.mix_in))).square()
@@ -125,12 +127,12 @@ def exact(step: Step, x: NDArray[Any]) -> NDArray[Any]:
     spec = step.source
     assert not isinstance(spec, Path)
     eager = in_float64(spec, 1, 1) or Eager(spec)
-    states, found = dict(fresh_states(spec, 1, eager.dtype)), []
+    states, results = dict(fresh_states(spec, 1, eager.dtype)), []
     for position in range(x.shape[1]):
         outputs, after = eager({spec.inputs[0].name: torch.from_numpy(x[:, position])}, states)
         states = dict(after)
-        found.append(next(iter(outputs.values())).numpy())
-    return np.stack(found, 1)
+        results.append(next(iter(outputs.values())).numpy())
+    return np.stack(results, 1)
 
 
 def apart(found: NDArray[Any], wanted: NDArray[Any]) -> float:
@@ -152,19 +154,19 @@ def compare(name: str, step: Step, parallel: Parallel, rounds: int) -> str:
         bundle = Path(folder) / "bundle.txl"
         txl_export.export(spec, bundle, segment_length=[LENGTH, 1], verify=False)
         model = load(bundle, "cpu", threads=1)
-    stream, given = model.stream(), spec.inputs[0].name
+    stream, inputs = model.stream(), spec.inputs[0].name
     width = spec.inputs[0].shape[-1]
     x = np.random.default_rng(0).standard_normal((1, SEGMENTS * LENGTH, width), np.float32)
     segments = [np.ascontiguousarray(x[:, at : at + LENGTH]) for at in range(0, x.shape[1], LENGTH)]
     ones = [np.ascontiguousarray(x[:, at : at + 1]) for at in range(LENGTH)]
     wanted = exact(step, x)
-    found = np.concatenate([next(iter(stream.run({given: one}).values())).copy() for one in segments], 1)
+    results = np.concatenate([next(iter(stream.run({inputs: one}).values())).copy() for one in segments], 1)
     with torch.no_grad():
         whole = torch.from_numpy(segments[0])
         theirs = parallel(spec.module, whole).numpy()
         ways: dict[str, Callable[[], Any]] = {
-            "segment": lambda: stream.run({given: segments[1]}),
-            "steps": lambda: [stream.run({given: one}) for one in ones],
+            "segment": lambda: stream.run({inputs: segments[1]}),
+            "steps": lambda: [stream.run({inputs: one}) for one in ones],
             "parallel": lambda: parallel(spec.module, whole),
         }
         for work in ways.values():
@@ -175,7 +177,7 @@ def compare(name: str, step: Step, parallel: Parallel, rounds: int) -> str:
                 times[way] = np.append(times[way], timed(work))
     ratio = [f"{np.median(times[way] / times['segment']):.1f}" for way in ("steps", "parallel")]
     middle = {way: f"{np.median(values) * 1e3:.1f}" for way, values in times.items()}
-    errors = [f"{apart(found, wanted):.0e}", f"{apart(theirs, wanted[:, :LENGTH]):.0e}"]
+    errors = [f"{apart(results, wanted):.0e}", f"{apart(theirs, wanted[:, :LENGTH]):.0e}"]
     columns = [name, middle["steps"], middle["segment"], ratio[0], f"{middle['parallel']} ({ratio[1]})", *errors]
     return f"| {' | '.join(columns)} |"
 

@@ -185,14 +185,14 @@ def bundle_of(cell: Cell, precision: str, source: Path, folder: Path) -> Path:
     if not path.exists():
         log(f"    {source} exports {path.name}")
         folder.mkdir(parents=True, exist_ok=True)
-        given = {
+        inputs = {
             "values": MODELS[cell.model],
             "lengths": (4, 1) if cell.model == "tiny" else (64, 1),
             "memory_length": cell.memory,
             "batch_size": cell.batch,
             "precision": precision,
         }
-        command = [sys.executable, "-c", EXPORT, str(path), json.dumps(given)]
+        command = [sys.executable, "-c", EXPORT, str(path), json.dumps(inputs)]
         done = subprocess.run(
             command, cwd=source, env=environment_of(source), capture_output=True, text=True, check=False
         )
@@ -246,18 +246,18 @@ def measure(cell: Cell, arguments: argparse.Namespace, work: Path) -> Found:
     works = Works(txl_runtime.load(bundle_of(cell, "fp32", ROOT, work / "bundles"), threads=cell.threads))
     rivals, left_out = forms(arguments.against, works.model, cell.threads, work / cell.name)
     ways: dict[str, Competitor] = {OURS: works.ours}
-    said = {name: (LEFT_OUT, why) for name, why in left_out.items()}
+    text = {name: (LEFT_OUT, why) for name, why in left_out.items()}
     for name, make in (makers | rivals).items():
         log(f"  {name}")
         try:
             other = make()
-            found = agree(works.ours, other, works.model)
+            result = agree(works.ours, other, works.model)
         except Exception as error:  # exporters and compilers raise any error; the other ways are still timed
-            said[name] = LEFT_OUT, f"{type(error).__name__}: {one_line(error)}"[:300]
-            log(f"    left out: {said[name][1]}")
+            text[name] = LEFT_OUT, f"{type(error).__name__}: {one_line(error)}"[:300]
+            log(f"    left out: {text[name][1]}")
         else:
-            ways[name], reached = other, found.kl if found.measure == "kl" else found.max_abs
-            said[name] = other.description, f"{found.measure} {reached:.1e}, at most {found.limit:g}"
+            ways[name], reached = other, result.kl if result.measure == "kl" else result.max_abs
+            text[name] = other.description, f"{result.measure} {reached:.1e}, at most {result.limit:g}"
     fill(works.ours, works.model)  # the failed way may have left the memory half full
     tasks = [] if arguments.prepare else [task for task in works.tasks if task.kind != "score"]
     bandwidth, timed = HostBandwidth(cell.threads), dict[str, dict[str, Timed]]()
@@ -275,7 +275,7 @@ def measure(cell: Cell, arguments: argparse.Namespace, work: Path) -> Found:
         gb_per_second=bandwidth.gb_per_second,
         timed=timed,
         sizes={t.kind: {name: way.step_bytes(t.segment_length) for name, way in ways.items()} for t in tasks},
-        ways={OURS: (works.ours.description, "")} | said,
+        ways={OURS: (works.ours.description, "")} | text,
     )
 
 
@@ -292,8 +292,8 @@ def tables(found: list[Found]) -> list[Table]:
                 floor = size / speed / 1e6
                 share = f"{1e3 * floor / (way.median if one.cell.threads == 1 else way.p50):.0%}"
                 steps.add(*cell, kind, name, way.median / 1e3, f"{times:.2f}", way.p50 / 1e3, size / 1e6, floor, share)
-        for name, said in one.ways.items():
-            ways.add(*cell, name, *said)
+        for name, text in one.ways.items():
+            ways.add(*cell, name, *text)
     return [steps, ways]
 
 
@@ -348,7 +348,7 @@ def main() -> int:
             "\n\n".join(table.markdown() for table in tables([*newest.values()])), stored[-1]["conditions"], sep="\n\n"
         )
         return 0
-    cells, found = cells_of(arguments), list[Found]()
+    cells, result = cells_of(arguments), list[Found]()
     with tempfile.TemporaryDirectory() as temporary:
         work = arguments.work or Path(temporary)
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(work.resolve() / "compiled"))
@@ -361,11 +361,11 @@ def main() -> int:
             left = sum(one.seconds(ways, arguments.rounds, arguments.seconds) for one in cells[number:])
             log(f"{cell.name}, threads {cell.threads}: {len(cells) - number} cells, about {left / 60:.0f} minutes")
             try:
-                found.append(measure(cell, arguments, work))
+                result.append(measure(cell, arguments, work))
             except TxlError as error:
                 log(f"  left out: {error}")
-            store("steps_table", arguments, tables(found), found)
-    finish("steps_table", arguments, tables(found), found)
+            store("steps_table", arguments, tables(result), result)
+    finish("steps_table", arguments, tables(result), result)
     return 0
 
 

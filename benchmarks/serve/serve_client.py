@@ -59,18 +59,18 @@ def one(server: Server, number: int, turn: int) -> dict[str, Any]:
     while True:
         started = time.monotonic()
         try:
-            found = globals()[kind](server, number, draws)
+            result = globals()[kind](server, number, draws)
         except (OSError, http.client.HTTPException) as error:
-            found = {"status": -1, "problem": f"{type(error).__name__}: {error}"[:200]}
-        if found["status"] != 429:
+            result = {"status": -1, "problem": f"{type(error).__name__}: {error}"[:200]}
+        if result["status"] != 429:
             break
         busy += 1
-        if not found.get("retry_after"):
-            found["problem"] = "429 without Retry-After"
+        if not result.get("retry_after"):
+            result["problem"] = "429 without Retry-After"
             break
-        time.sleep(draws.uniform(0.05, 1) * float(found["retry_after"]))
+        time.sleep(draws.uniform(0.05, 1) * float(result["retry_after"]))
     ended = time.monotonic()
-    return {"kind": kind, "busy": busy, "seconds": ended - started, "waited": started - began, **found}
+    return {"kind": kind, "busy": busy, "seconds": ended - started, "waited": started - began, **result}
 
 
 def words(draws: random.Random, length: int) -> str:
@@ -93,12 +93,12 @@ def send(server: Server, body: dict[str, Any]) -> tuple[http.client.HTTPConnecti
 
 def judged(answer: http.client.HTTPResponse, text: bytes) -> dict[str, Any]:
     """Check the answer to a right request: 200 with all tokens, or 429 with a time."""
-    found: dict[str, Any] = {"status": answer.status}
+    results: dict[str, Any] = {"status": answer.status}
     if answer.status == 429:
-        found["retry_after"] = answer.getheader("retry-after")
+        results["retry_after"] = answer.getheader("retry-after")
     elif answer.status != 200:
-        found["problem"] = f"{answer.status}: {text[:160].decode(errors='replace')}"
-    return found
+        results["problem"] = f"{answer.status}: {text[:160].decode(errors='replace')}"
+    return results
 
 
 def plain(server: Server, number: int, draws: random.Random, **more: Any) -> dict[str, Any]:
@@ -106,10 +106,10 @@ def plain(server: Server, number: int, draws: random.Random, **more: Any) -> dic
     connection, answer = send(server, body_of(server, draws, **more))
     text = answer.read()
     connection.close()
-    found = judged(answer, text)
-    if found["status"] == 200 and json.loads(text)["usage"]["completion_tokens"] != server.tokens:
-        found["problem"] = "not all tokens"
-    return found
+    result = judged(answer, text)
+    if result["status"] == 200 and json.loads(text)["usage"]["completion_tokens"] != server.tokens:
+        result["problem"] = "not all tokens"
+    return result
 
 
 def session(server: Server, number: int, draws: random.Random) -> dict[str, Any]:
@@ -127,13 +127,13 @@ def stream(server: Server, number: int, draws: random.Random) -> dict[str, Any]:
         end = time.monotonic() - started
         for line in answer:
             last = line.strip() or last
-    found = judged(answer, first or answer.read())
+    result = judged(answer, first or answer.read())
     if answer.status == 200:
-        found["first"] = end
+        result["first"] = end
         if last != b"data: [DONE]":
-            found["problem"] = f"the stream ended with {last[:100]!r}"
+            result["problem"] = f"the stream ended with {last[:100]!r}"
     connection.close()
-    return found
+    return result
 
 
 def gone(server: Server, number: int, draws: random.Random) -> dict[str, Any]:
@@ -162,12 +162,12 @@ def slow(server: Server, number: int, draws: random.Random) -> dict[str, Any]:
         time.sleep(0.001)
     connection.close()
     status = int(got.split(b" ", 2)[1]) if got.startswith(b"HTTP/1.1 ") else -1
-    found: dict[str, Any] = {"status": status}
+    results: dict[str, Any] = {"status": status}
     if status == 429:
-        found["retry_after"] = got.lower().partition(b"retry-after: ")[2].partition(b"\r\n")[0].decode()
+        results["retry_after"] = got.lower().partition(b"retry-after: ")[2].partition(b"\r\n")[0].decode()
     elif status != 200 or b"data: [DONE]" not in got:
-        found["problem"] = f"a slow reader got {got[:60]!r} … {got[-60:]!r}"
-    return found
+        results["problem"] = f"a slow reader got {got[:60]!r} … {got[-60:]!r}"
+    return results
 
 
 def broken(server: Server, number: int, draws: random.Random) -> dict[str, Any]:
@@ -223,15 +223,15 @@ def broken(server: Server, number: int, draws: random.Random) -> dict[str, Any]:
     if not got:
         return {"status": 0}
     status = int(got.split(b" ", 2)[1])
-    found: dict[str, Any] = {"status": status}
+    results: dict[str, Any] = {"status": status}
     text = got.partition(b"\r\n\r\n")[2]
     if status == 429:
-        found["retry_after"] = got.lower().partition(b"retry-after: ")[2].partition(b"\r\n")[0].decode()
+        results["retry_after"] = got.lower().partition(b"retry-after: ")[2].partition(b"\r\n")[0].decode()
     elif status == 200:
-        found["accepted"] = data[:200].decode(errors="replace")
+        results["accepted"] = data[:200].decode(errors="replace")
     elif status not in REFUSALS or (turn != 3 and not text.startswith(b'{"error":{"message":')):
-        found["problem"] = f"{status} {text[:120]!r} for {data[:120]!r}"
-    return found
+        results["problem"] = f"{status} {text[:120]!r} for {data[:120]!r}"
+    return results
 
 
 if __name__ == "__main__":

@@ -65,15 +65,15 @@ class Reader:
             self.problems.append(f"{self.name} at {self.seen}: {status} {str(answer)[:160]}")
             self.stop = True
             return False
-        found = answer["choices"][0]["logprobs"]["token_logprobs"]
-        if len(found) != end - self.seen:
-            self.problems.append(f"{self.name} at {self.seen}: {len(found)} scores, expected {end - self.seen}")
-        self._compare(found)
+        result = answer["choices"][0]["logprobs"]["token_logprobs"]
+        if len(result) != end - self.seen:
+            self.problems.append(f"{self.name} at {self.seen}: {len(result)} scores, expected {end - self.seen}")
+        self._compare(result)
         self.seen = end
         return True
 
-    def _compare(self, found: list[float | None]) -> None:
-        for place, value in enumerate(found, self.seen):
+    def _compare(self, results: list[float | None]) -> None:
+        for place, value in enumerate(results, self.seen):
             if place == len(self.truth):
                 self.truth.append(value)
             elif value is not None and (expected := self.truth[place]) is not None:
@@ -100,12 +100,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        found = kills(asked.bundle, Path(name), asked.kills, asked.sessions, asked.tokens, asked.seed)
-    text = json.dumps(found, indent=1)
+        result = kills(asked.bundle, Path(name), asked.kills, asked.sessions, asked.tokens, asked.seed)
+    text = json.dumps(result, indent=1)
     print(text)
     if asked.out:
         asked.out.write_text(text + "\n", "utf-8")
-    sys.exit(1 if found["problems"] else 0)
+    sys.exit(1 if result["problems"] else 0)
 
 
 def kills(bundle: Path, folder: Path, count: int, sessions: int, tokens: int, seed: int) -> dict[str, Any]:
@@ -152,8 +152,8 @@ def kills(bundle: Path, folder: Path, count: int, sessions: int, tokens: int, se
     server.ask("POST", "/v1/completions", {"prompt": "the end", "max_tokens": 0, "echo": True, "session": "last"})
     server.stop()
     problems += _leftovers(kept)
-    said = [json.loads(line) for line in log.read_text("utf-8").splitlines()]
-    problems += [f"the server said {line}" for line in said if line["event"] not in CALM]
+    answers = [json.loads(line) for line in log.read_text("utf-8").splitlines()]
+    problems += [f"the server said {line}" for line in answers if line["event"] not in CALM]
     problems += _problems(readers)
     compared, largest = sum(reader.compared for reader in readers), max(reader.largest for reader in readers)
     if largest > LIMIT or not compared or not resumed:

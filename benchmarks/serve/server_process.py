@@ -33,9 +33,9 @@ class Server:
     def __init__(self, bundle: Path, log: Path, *options: object) -> None:
         command = [sys.executable, "-m", "txl_deploy", "serve", bundle, "--port", 0, "--json-logs", *options]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        with log.open("ab") as said:
+        with log.open("ab") as text:
             self.process = subprocess.Popen(
-                [str(part) for part in command], stdout=subprocess.PIPE, stderr=said, env=environment
+                [str(part) for part in command], stdout=subprocess.PIPE, stderr=text, env=environment
             )
         atexit.register(self.process.kill)  # however this program ends
         self.log, self.port = log, 0
@@ -106,6 +106,6 @@ def percentile(values: list[float], share: float) -> float:
 def until(seconds: float, check: Any) -> bool:
     """Wait until a check is true; return False if it is not within `seconds`."""
     end = time.monotonic() + seconds
-    while not (found := bool(check())) and time.monotonic() < end:
+    while not (result := bool(check())) and time.monotonic() < end:
         time.sleep(0.02)
-    return found
+    return result

@@ -102,16 +102,16 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=5)
     asked = parser.parse_args()
-    found: dict[Way, list[Measured]] = {way: [] for way in WAYS}
+    results: dict[Way, list[Measured]] = {way: [] for way in WAYS}
     for number in range(asked.rounds):
         for way in WAYS[number % len(WAYS) :] + WAYS[: number % len(WAYS)]:
-            found[way].append(measured(asked.bundle, way, asked.sessions))
+            results[way].append(measured(asked.bundle, way, asked.sessions))
     print(f"{asked.sessions} sessions, {asked.rounds} rounds, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     print("| way | threads | tokens/s, least to most | against one server | processor ms a token |")
     print("|---|---|---|---|---|")
-    for way, runs in found.items():
+    for way, runs in results.items():
         rates = [run.rate for run in runs]
-        ratio = statistics.median(run.rate / one.rate for run, one in zip(runs, found[WAYS[0]], strict=True))
+        ratio = statistics.median(run.rate / one.rate for run, one in zip(runs, results[WAYS[0]], strict=True))
         cost = statistics.median(run.processor for run in runs) / (asked.sessions * TURNS * ANSWER) * 1e3
         span = f"{statistics.median(rates):,.0f}, {min(rates):,.0f} to {max(rates):,.0f}"
         print(f"| {way.name} | {way.threads} each | {span} | {ratio:.2f} | {cost:.3f} |")

@@ -71,8 +71,8 @@ def by_hand(model: Any, sessions: int) -> dict[str, Any]:
             for row, who in enumerate(some):
                 if who in states:
                     stream.put(row, states[who])
-            given = [np.concatenate([pending[who], prompts[who][turn]]) if turn else prompts[who][0] for who in some]
-            drawn = list(stream.generate(np.stack(given), ANSWER, temperature=1.0, seed=turn))
+            inputs = [np.concatenate([pending[who], prompts[who][turn]]) if turn else prompts[who][0] for who in some]
+            drawn = list(stream.generate(np.stack(inputs), ANSWER, temperature=1.0, seed=turn))
             for row, who in enumerate(some):
                 states[who], pending[who] = stream.take(row), [int(drawn[-1][row])]
     tokens = sessions * TURNS * ANSWER
@@ -149,9 +149,9 @@ def over_http(bundle: Path, sessions: int) -> dict[str, Any]:
         cost = server.processor_seconds() - before
         drawn = int(float(server.ask("GET", "/metrics")[1].partition("\ntxl_completion_tokens_total ")[2].split()[0]))
         assert drawn == sessions * TURNS * ANSWER, drawn
-        found = _measured(wall, time.process_time() - cost, drawn, firsts, gaps)
+        result = _measured(wall, time.process_time() - cost, drawn, firsts, gaps)
         server.stop()
-        return found
+        return result
 
 
 def run_one(options: argparse.Namespace) -> None:
@@ -163,8 +163,8 @@ def run_one(options: argparse.Namespace) -> None:
         print(json.dumps(over_http(options.bundle, sessions)))
         return
     model = txl_runtime.load(options.bundle, backend="cpu", threads=1)
-    found = by_hand(model, sessions) if way == "by hand" else by_sessions(model, sessions, way == "varied")
-    print(json.dumps(found))
+    result = by_hand(model, sessions) if way == "by hand" else by_sessions(model, sessions, way == "varied")
+    print(json.dumps(result))
 
 
 def main() -> None:
@@ -185,7 +185,7 @@ def main() -> None:
     print("| sessions | way | tokens/s | processor s | ratio | first token p50, p99 | gap p50, p99 | load |")
     print("|---|---|---|---|---|---|---|---|")
     for sessions in options.sessions:
-        found: dict[tuple[str, Path], list[dict[str, Any]]] = defaultdict(list)
+        results: dict[tuple[str, Path], list[dict[str, Any]]] = defaultdict(list)
         for number in range(options.rounds):
             for way, source in ways[number % len(ways) :] + ways[: number % len(ways)]:
                 asked = [options.bundle.resolve(), "--way", way, "--sessions", str(sessions)]
@@ -193,16 +193,16 @@ def main() -> None:
                 environment = {**os.environ, "PYTHONPATH": paths}
                 command = [sys.executable, __file__, *asked]
                 done = subprocess.run(command, env=environment, cwd=source, check=True, stdout=subprocess.PIPE)
-                found[way, source].append(json.loads(done.stdout))
-        hand = [run["processor"] for run in found["by hand", HERE]]
-        for (way, source), runs in found.items():
+                results[way, source].append(json.loads(done.stdout))
+        hand = [run["processor"] for run in results["by hand", HERE]]
+        for (way, source), runs in results.items():
             rate = statistics.median(run["tokens"] / run["wall"] for run in runs)
             cost = statistics.median(run["processor"] for run in runs)
             ratio = statistics.median(run["processor"] / one for run, one in zip(runs, hand, strict=True))
-            said = way if source == HERE else f"{way}, old"
+            text = way if source == HERE else f"{way}, old"
             firsts, gaps = (_percentiles([x for run in runs for x in run[key]]) for key in ("firsts", "gaps"))
             load = os.getloadavg()[0]
-            print(f"| {sessions} | {said} | {rate:,.0f} | {cost:.2f} | {ratio:.2f} | {firsts} | {gaps} | {load:.1f} |")
+            print(f"| {sessions} | {text} | {rate:,.0f} | {cost:.2f} | {ratio:.2f} | {firsts} | {gaps} | {load:.1f} |")
 
 
 def _percentiles(seconds: list[float]) -> str:

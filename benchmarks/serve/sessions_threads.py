@@ -53,8 +53,8 @@ def main() -> None:
             }
             for name, (requests, tokens) in work.items():
                 cost(model, requests, tokens)
-                found = [cost(model, requests, tokens) for _ in range(options.repeats)]
-                wall, processor = (statistics.median(times) * 1e6 for times in zip(*found, strict=True))
+                results = [cost(model, requests, tokens) for _ in range(options.repeats)]
+                wall, processor = (statistics.median(times) * 1e6 for times in zip(*results, strict=True))
                 load = os.getloadavg()[0]
                 print(
                     f"| {rows} | {threads} | {name} | {1e6 / wall:,.0f} | {wall:,.0f} | {processor:,.0f} | {load:.1f} |"

@@ -87,6 +87,8 @@ def random_bundle(
 ) -> Path:
     """Export a random model without verification (its self-test still runs); `export` gets the other arguments."""
     log(f"export {path.name}: {values['n_layer']} layers, d_model {values['d_model']}, M {memory_length}")
-    made = random_state(values, deviation=deviation(values["d_model"])) if state is None else state
-    export(made, path, config=values, segment_length=tuple(lengths), memory_length=memory_length, verify=False, **more)
+    result = random_state(values, deviation=deviation(values["d_model"])) if state is None else state
+    export(
+        result, path, config=values, segment_length=tuple(lengths), memory_length=memory_length, verify=False, **more
+    )
     return path

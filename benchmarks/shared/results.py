@@ -31,16 +31,20 @@ def parser(
     With `several_threads`, everything is measured with each given number of threads, with 1 by default.
     """
     summary = (description or "").strip().split("\n", maxsplit=1)[0]
-    made = argparse.ArgumentParser(description=summary)
-    made.add_argument("--quick", action="store_true", help=quick)
-    made.add_argument("--out", type=Path, metavar="FOLDER", help="write the tables (.md) and all figures (.json) here")
+    option_parser = argparse.ArgumentParser(description=summary)
+    option_parser.add_argument("--quick", action="store_true", help=quick)
+    option_parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="write the tables (.md) and all figures (.json) here"
+    )
     if several_threads:
-        made.add_argument("--threads", type=int, nargs="+", default=[1], help=threads)
+        option_parser.add_argument("--threads", type=int, nargs="+", default=[1], help=threads)
     else:
-        made.add_argument("--threads", type=int, default=2, help=threads)
+        option_parser.add_argument("--threads", type=int, default=2, help=threads)
     if seconds is not None:
-        made.add_argument("--seconds", type=float, default=seconds, help="of timing, per competitor and kind of work")
-    return made
+        option_parser.add_argument(
+            "--seconds", type=float, default=seconds, help="of timing, per competitor and kind of work"
+        )
+    return option_parser
 
 
 def finish(name: str, arguments: argparse.Namespace, tables: Sequence[Table], document: object) -> None:
@@ -64,8 +68,8 @@ def store(name: str, arguments: argparse.Namespace, tables: Sequence[Table], doc
 
 def _conditions(arguments: argparse.Namespace) -> str:
     packages = {name: version_of(name) for name in ("txl-deploy", "torch", "onnxruntime", "numpy")}
-    versions = ", ".join(f"{name} {found}" for name, found in packages.items())
+    versions = ", ".join(f"{name} {result}" for name, result in packages.items())
     threads = arguments.threads if isinstance(arguments.threads, int) else " and ".join(map(str, arguments.threads))
-    said = f"{cpu_name()}, {os.cpu_count()} cores, {threads} threads; Python {platform.python_version()}, "
-    said += f"{versions}."
-    return f"(--quick: tiny shapes, the figures mean nothing) {said}" if arguments.quick else said
+    text = f"{cpu_name()}, {os.cpu_count()} cores, {threads} threads; Python {platform.python_version()}, "
+    text += f"{versions}."
+    return f"(--quick: tiny shapes, the figures mean nothing) {text}" if arguments.quick else text

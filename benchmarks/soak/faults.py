@@ -81,15 +81,15 @@ def main() -> None:
     table = Table(("what writes", "what happens", "cases", "failures", "seconds"))
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as place:
-        made = Path(place) / "made.txl"
-        export_smallest(made)
+        result = Path(place) / "made.txl"
+        export_smallest(result)
         for number, (name, how) in enumerate(RUNS):
             if not name.startswith(chosen):
                 continue
             folder = Path(place) / f"run{number}"
             folder.mkdir()
             started = time.monotonic()
-            found = run_cases(folder, name, *how, "--made", made, timeout=7200)
+            found = run_cases(folder, name, *how, "--made", result, timeout=7200)
             shutil.rmtree(folder)
             told = ", ".join(str(word) for word in how if word not in WRITES)
             table.add(name, told, found["cases"], len(found["failures"]), time.monotonic() - started)

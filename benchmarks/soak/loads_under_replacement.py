@@ -211,24 +211,24 @@ def main() -> int:
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--write", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.inside is not None:
-        (way,) = given.way
-        if given.write:
-            write(way, given.inside)
+    options = parser.parse_args()
+    if options.inside is not None:
+        (way,) = options.way
+        if options.write:
+            write(way, options.inside)
         else:
-            read(way, given.inside, given.loads, given.out)
+            read(way, options.inside, options.loads, options.out)
         return 0
-    folders = given.folder or [Path("/dev/shm"), Path(tempfile.gettempdir())]  # noqa: S108 - in memory, and on a disk
-    cases = [(way, folder) for way in given.way or WAYS for folder in folders]
-    found = []
+    folders = options.folder or [Path("/dev/shm"), Path(tempfile.gettempdir())]  # noqa: S108 - in memory, and on a disk
+    cases = [(way, folder) for way in options.way or WAYS for folder in folders]
+    results = []
     for way, folder in cases:
-        seen = run(way, folder, -(-given.loads // len(cases)), given.readers)
-        found.append({"way": way, "folder": str(folder), **seen})
-        print(json.dumps(found[-1]), file=sys.stderr if given.json else sys.stdout, flush=True)
-    if given.json:
-        print(json.dumps(found))
-    return 1 if any(entry.get("wrong") for entry in found if entry["way"] != "in-place") else 0
+        seen = run(way, folder, -(-options.loads // len(cases)), options.readers)
+        results.append({"way": way, "folder": str(folder), **seen})
+        print(json.dumps(results[-1]), file=sys.stderr if options.json else sys.stdout, flush=True)
+    if options.json:
+        print(json.dumps(results))
+    return 1 if any(entry.get("wrong") for entry in results if entry["way"] != "in-place") else 0
 
 
 if __name__ == "__main__":

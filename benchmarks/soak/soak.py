@@ -110,9 +110,9 @@ def work(folder: Path, versions: tuple[Path, Path], arguments: Any) -> dict[str,
 
 def judge(model: Model, held: Path) -> dict[str, Any]:
     """Compare a stream's state with the states of a fresh stream and of the reference after the same tokens."""
-    m, found = model.manifest, np.load(held)
-    count, probe = len(found["fill"]), found["tokens"]
-    pasts = [np.split(found[f"past.{row}"], np.cumsum(found[f"cuts.{row}"])[:-1]) for row in range(count)]
+    m, result = model.manifest, np.load(held)
+    count, probe = len(result["fill"]), result["tokens"]
+    pasts = [np.split(result[f"past.{row}"], np.cumsum(result[f"cuts.{row}"])[:-1]) for row in range(count)]
     reference = OracleStreams(
         m, PaperModel(m.config, m.dialect, m.memory_length, weights_of(model), torch.float64), count
     )
@@ -128,20 +128,20 @@ def judge(model: Model, held: Path) -> dict[str, Any]:
             fresh.step(tokens, counts)
             reference.step(tokens, counts)
     expected = {name: rows for name, rows in reference.shown() if rows is not None}
-    fill = [min(int(found[f"total.{row}"]), m.memory_length) for row in range(count)]
+    fill = [min(int(result[f"total.{row}"]), m.memory_length) for row in range(count)]
     errors = {
         "step": int(held.stem.removeprefix("held-")),
-        "fill_exact": found["fill"].tolist() == fill,
-        "memory": max(_relative(found[f"memory.{name}"], rows) for name, rows in expected.items()),
-        "memory_fresh": max(_relative(found[f"memory.{name}"], rows) for name, rows in fresh.memory().items()),
-        "logprobs_fresh": float(np.abs(found["logprobs"] - fresh.step(probe)).max(initial=0)),
+        "fill_exact": result["fill"].tolist() == fill,
+        "memory": max(_relative(result[f"memory.{name}"], rows) for name, rows in expected.items()),
+        "memory_fresh": max(_relative(result[f"memory.{name}"], rows) for name, rows in fresh.memory().items()),
+        "logprobs_fresh": float(np.abs(result["logprobs"] - fresh.step(probe)).max(initial=0)),
     }
-    said = np.abs(found["logprobs"] - reference.step(probe, np.full(count, probe.shape[1], np.int32)))
-    return errors | {"logprobs": float(said.max()), "mean": float(said.mean())}
+    text = np.abs(result["logprobs"] - reference.step(probe, np.full(count, probe.shape[1], np.int32)))
+    return errors | {"logprobs": float(text.max()), "mean": float(text.mean())}
 
 
-def _relative(found: NDArray[Any], expected: NDArray[Any]) -> float:
-    return float(np.abs(found - expected).max(initial=0) / max(1.0, np.abs(expected).max(initial=0)))
+def _relative(result: NDArray[Any], expected: NDArray[Any]) -> float:
+    return float(np.abs(result - expected).max(initial=0) / max(1.0, np.abs(expected).max(initial=0)))
 
 
 def verdicts(document: dict[str, Any]) -> list[str]:

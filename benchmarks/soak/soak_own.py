@@ -76,7 +76,7 @@ def soak(folder: Path, steps: int, seed: int, threads: int) -> dict[str, Any]:
                 for tensor, fresh in zip(state, _start(state[0].dtype), strict=True):
                     tensor[1] = fresh[1]
         numbers = draws.uniform(-1, 1, (BATCH, FEATURES)).astype(np.float32)
-        found = stream.run({"numbers": numbers})["shown"]
+        result = stream.run({"numbers": numbers})["shown"]
         shown = []
         for side, module in enumerate(modules):
             with torch.no_grad():
@@ -84,7 +84,7 @@ def soak(folder: Path, steps: int, seed: int, threads: int) -> dict[str, Any]:
             shown.append(first)
         if step in due:
             held = stream.state()
-            ours = [found, held["phase"], held["total"]]
+            ours = [result, held["phase"], held["total"]]
             true, plain = ([what, *state[:2]] for what, state in zip(shown, states, strict=True))
             looks.append({"step": step, "bundle": _errors(ours, true), "float32": _errors(plain, true)})
     count = stream.state()["count"].tolist()
@@ -97,7 +97,7 @@ def _start(dtype: torch.dtype) -> list[Tensor]:
     return [phase, torch.zeros(BATCH, FEATURES, dtype=dtype), torch.zeros(BATCH, dtype=torch.int32)]
 
 
-def _errors(found: Sequence[Any], true: Sequence[Tensor]) -> list[float]:
+def _errors(samples: Sequence[Any], true: Sequence[Tensor]) -> list[float]:
     """Return the largest errors of the result, the phase and the total, relative to max(1, largest value)."""
-    pairs = [(np.asarray(some), tensor.numpy()) for some, tensor in zip(found, true, strict=True)]
+    pairs = [(np.asarray(some), tensor.numpy()) for some, tensor in zip(samples, true, strict=True)]
     return [float(np.abs(some - tensor).max() / max(1.0, np.abs(tensor).max())) for some, tensor in pairs]

@@ -54,9 +54,9 @@ def slope(samples: Samples, name: str) -> tuple[float, float] | None:
         return None
     x, y = np.array([np.mean(some, axis=0) for some in np.array_split(np.array(pairs), BATCHES)]).T
     spread = ((x - x.mean()) ** 2).sum()
-    found = float(((x - x.mean()) * (y - y.mean())).sum() / spread)
-    rest = y - y.mean() - found * (x - x.mean())
-    return found, float(STUDENT * np.sqrt((rest**2).sum() / (BATCHES - 2) / spread))
+    result = float(((x - x.mean()) * (y - y.mean())).sum() / spread)
+    rest = y - y.mean() - result * (x - x.mean())
+    return result, float(STUDENT * np.sqrt((rest**2).sum() / (BATCHES - 2) / spread))
 
 
 def leaks(samples: Samples) -> list[str]:
@@ -69,9 +69,9 @@ def leaks(samples: Samples) -> list[str]:
         if before and after and min(after) > min(before) + (ANONYMOUS if name == "mappings" else 0):
             wrong.append(f"{name} grew from {min(before)} to {min(after)}")
     for name in ("resident", "allocated"):
-        found = slope(samples, name)
-        if samples[-1]["step"] >= LONG and found is not None and found[0] - found[1] > GROWTH:
-            wrong.append(f"{name} memory grows by {found[0]:.1f} ± {found[1]:.1f} MB per million steps")
+        result = slope(samples, name)
+        if samples[-1]["step"] >= LONG and result is not None and result[0] - result[1] > GROWTH:
+            wrong.append(f"{name} memory grows by {result[0]:.1f} ± {result[1]:.1f} MB per million steps")
     return wrong
 
 
@@ -86,16 +86,16 @@ def tables(document: dict[str, Any]) -> list[Table]:
         document["seconds"],
         loads,
         reloads["replacements"],
-        sum("neither" in said for said in reloads["wrong"]),
+        sum("neither" in text for text in reloads["wrong"]),
         len(document["wrong"]),
     )
     grown = Table(("after the warm-up", "first", "last", "least", "most", "per million steps"))
     for name, title in (*MEMORY, *((name, name) for name in COUNTED)):
         values = [sample[name] / SCALE.get(name, 1) for sample in steady if sample[name] is not None]
         if values:
-            found = slope(samples, name)
-            said = None if found is None else f"{found[0]:+.3g} ± {found[1]:.2g}"
-            grown.add(title, *(f"{value:.5g}" for value in (values[0], values[-1], min(values), max(values))), said)
+            result = slope(samples, name)
+            text = None if result is None else f"{result[0]:+.3g} ± {result[1]:.2g}"
+            grown.add(title, *(f"{value:.5g}" for value in (values[0], values[-1], min(values), max(values))), text)
     times = Table(("decode step, ms", "p50", "p99", "largest"))
     for title, some in zip(("first tenth", "middle tenth", "last tenth"), _tenths(samples), strict=True):
         times.add(title, *(float(np.median([s[n] for s in some])) for n in ("p50", "p99")), max(s["max"] for s in some))

@@ -265,8 +265,8 @@ class Play:
     def write_down(self, path: Path) -> None:
         """Write the stream's state, its answer to some tokens, and the tokens that every sequence was fed."""
         tokens = self.tokens(self.longest)
-        found = self.stream.run({"tokens": tokens}, commit=False)
-        (logprobs,) = found.values()
+        result = self.stream.run({"tokens": tokens}, commit=False)
+        (logprobs,) = result.values()
         past: dict[str, Any] = {"fill": self.stream.fill, "tokens": tokens, "logprobs": logprobs}
         past |= {f"memory.{name}": rows for name, rows in self.stream.memory().items()}
         for index, row in enumerate(self.rows):
@@ -344,8 +344,8 @@ class Beside(threading.Thread):
     def _answer(model: Model) -> str:
         """Return the hash of a model's answer to one feed, all bits of it."""
         tokens = np.arange(3 * model.segment_lengths[0], dtype=np.int32) % model.manifest.vocab_size
-        found = model.stream(1).feed(tokens[None])
-        return hashlib.sha256(found.tobytes()).hexdigest()
+        result = model.stream(1).feed(tokens[None])
+        return hashlib.sha256(result.tobytes()).hexdigest()
 
 
 class _Mallinfo(ctypes.Structure):
@@ -381,23 +381,23 @@ _mallinfo = _known_mallinfo()  # looked up once, because every library object of
 
 def measured(folder: Path) -> dict[str, float | None]:
     """Return the process's use of memory, descriptors and threads; None for what the system does not tell."""
-    found: dict[str, float | None] = dict.fromkeys(
+    results: dict[str, float | None] = dict.fromkeys(
         ("resident", "allocated", "mappings", "mapped", "descriptors", "threads")
     )
     try:
-        found["resident"] = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        results["resident"] = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         maps = Path("/proc/self/maps").read_bytes()
-        found["mappings"], found["mapped"] = maps.count(b"\n"), maps.count(b" /")
-        found["descriptors"] = len(list(Path("/proc/self/fd").iterdir())) - 1
-        found["threads"] = len(list(Path("/proc/self/task").iterdir()))
+        results["mappings"], results["mapped"] = maps.count(b"\n"), maps.count(b" /")
+        results["descriptors"] = len(list(Path("/proc/self/fd").iterdir())) - 1
+        results["threads"] = len(list(Path("/proc/self/task").iterdir()))
     except OSError:
         pass
     if _mallinfo is not None:
         info = _mallinfo()
-        found["allocated"] = info.uordblks + info.hblkhd
-    found["python"] = sys.getallocatedblocks()
-    found["files"] = sum(1 for _ in folder.rglob("*"))
-    return found
+        results["allocated"] = info.uordblks + info.hblkhd
+    results["python"] = sys.getallocatedblocks()
+    results["files"] = sum(1 for _ in folder.rglob("*"))
+    return results
 
 
 def main(argument: str) -> None:

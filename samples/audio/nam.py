@@ -74,8 +74,8 @@ class Conv(nn.Module):
             states[self.name] = rows[:, length:]
             places = range(0, self.past + 1, self.dilation)
             x = torch.cat([rows[:, place : place + length] for place in places], -1)
-        found = x @ self.weight
-        return found if self.bias is None else found + self.bias
+        result = x @ self.weight
+        return result if self.bias is None else result + self.bias
 
     def read(self, values: Tensor) -> dict[str, Tensor]:
         """Return the parameters as a state dict, from a file's order [m][n][kernel] and then the bias.
@@ -83,8 +83,8 @@ class Conv(nn.Module):
         For example, 4 channels in and out with a kernel of 3 take 48 numbers, and 4 for the bias.
         """
         size = self.weight.numel()
-        found = {"weight": values[:size].reshape(self.shape).permute(2, 1, 0).reshape(self.weight.shape)}
-        return found if self.bias is None else found | {"bias": values[size:]}
+        parameters = {"weight": values[:size].reshape(self.shape).permute(2, 1, 0).reshape(self.weight.shape)}
+        return parameters if self.bias is None else parameters | {"bias": values[size:]}
 
 
 class Layer(nn.Module):
@@ -107,13 +107,13 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, samples: Tensor, states: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return the rows for the next layer, and those for the head. For example, [1, 64, 4] twice."""
-        found = self.conv(x, states) + self.mixin(samples, states)
+        result = self.conv(x, states) + self.mixin(samples, states)
         if self.gate is None:
-            found = self.activation(found)
+            result = self.activation(result)
         else:
-            first, second = found.chunk(2, -1)
-            found = self.activation(first) * self.gate(second)
-        return x + (found if self.narrow is None else self.narrow(found, states)), found
+            first, second = result.chunk(2, -1)
+            result = self.activation(first) * self.gate(second)
+        return x + (result if self.narrow is None else self.narrow(result, states)), result
 
 
 class LayerArray(nn.Module):
@@ -156,16 +156,16 @@ class WaveNet(nn.Module):
         For example, [1, 64] → [1, 64].
         """
         first = rows = samples[..., None]
-        heard: Any = 0
+        head: Any = 0
         array: Any
         found: Any
         for array in self.arrays:
             rows = array.widen(rows, states)
             for layer in array.layers:
                 rows, found = layer(rows, first, states)
-                heard = heard + found
-            heard = array.head(heard, states)
-        scaled: Tensor = self.scale * heard
+                head = head + found
+            head = array.head(head, states)
+        scaled: Tensor = self.scale * head
         return scaled[..., 0]
 
     def states(self) -> dict[str, tuple[int, int]]:
@@ -178,14 +178,14 @@ class WaveNet(nn.Module):
 
         For example, a tensor [13802] of a standard model.
         """
-        found, place = {"scale": values[-1:]}, 0
+        parameters, place = {"scale": values[-1:]}, 0
         for name, part in self.named_modules():
             if isinstance(part, Conv):
                 size = sum(parameter.numel() for parameter in part.parameters())
                 read = part.read(values[place : place + size])
-                found |= {f"{name}.{key}": value for key, value in read.items()}
+                parameters |= {f"{name}.{key}": value for key, value in read.items()}
                 place += size
-        return found
+        return parameters
 
 
 def _each(of: Mapping[str, Any], key: str, number: int, default: Any = None) -> Any:
@@ -194,11 +194,11 @@ def _each(of: Mapping[str, Any], key: str, number: int, default: Any = None) -> 
     return value[number] if isinstance(value, list) else value
 
 
-def _activation(given: Any) -> Callable[[Tensor], Tensor]:
-    name, options = (given, {}) if isinstance(given, str) else (given["type"], dict(given))
+def _activation(activation: Any) -> Callable[[Tensor], Tensor]:
+    name, options = (activation, {}) if isinstance(activation, str) else (activation["type"], dict(activation))
     options.pop("type", None)
     if name not in ACTIVATIONS or options.keys() - ({"negative_slope"} if name == "LeakyReLU" else set()):
-        raise UsageError(f"the activation is {given}, expected one of {', '.join(ACTIVATIONS)}")
+        raise UsageError(f"the activation is {activation}, expected one of {', '.join(ACTIVATIONS)}")
     return partial(ACTIVATIONS[name], **options)
 
 
@@ -223,8 +223,8 @@ class Lstm(nn.Module):
         For example, [1, 64] → [1, 64].
         """
         rows, (states["h"], states["c"]) = self.lstm(samples[..., None], (states["h"], states["c"]))
-        found: Tensor = self.head(rows)[..., 0]
-        return found
+        sound: Tensor = self.head(rows)[..., 0]
+        return sound
 
     def read(self, values: Tensor) -> dict[str, Tensor]:
         """Return a file's numbers as a state dict.
@@ -233,7 +233,7 @@ class Lstm(nn.Module):
         example, one layer of input 1 and hidden size 3 has 4 · 3 · (1 + 3) numbers in its matrix, and 12 in its bias.
         """
         layers, width = self.lstm.num_layers, self.lstm.hidden_size
-        found, h, c, place = {}, [], [], 0
+        parameters, h, c, place = {}, [], [], 0
 
         def take(*sizes: int) -> Tensor:
             nonlocal place
@@ -242,14 +242,22 @@ class Lstm(nn.Module):
             return values[place - size : place].reshape(sizes)
 
         for layer in range(layers):
-            taken = width if layer else 1
-            matrix = take(4 * width, taken + width)
-            found[f"lstm.weight_ih_l{layer}"], found[f"lstm.weight_hh_l{layer}"] = matrix[:, :taken], matrix[:, taken:]
-            found[f"lstm.bias_ih_l{layer}"] = take(4 * width)
-            found[f"lstm.bias_hh_l{layer}"] = torch.zeros(4 * width)
+            input_width = width if layer else 1
+            matrix = take(4 * width, input_width + width)
+            parameters[f"lstm.weight_ih_l{layer}"], parameters[f"lstm.weight_hh_l{layer}"] = (
+                matrix[:, :input_width],
+                matrix[:, input_width:],
+            )
+            parameters[f"lstm.bias_ih_l{layer}"] = take(4 * width)
+            parameters[f"lstm.bias_hh_l{layer}"] = torch.zeros(4 * width)
             h.append(take(width))
             c.append(take(width))
-        return found | {"head.weight": take(1, width), "head.bias": take(1), "h": torch.stack(h), "c": torch.stack(c)}
+        return parameters | {
+            "head.weight": take(1, width),
+            "head.bias": take(1),
+            "h": torch.stack(h),
+            "c": torch.stack(c),
+        }
 
 
 def build(weights: str | None) -> StepSpec:

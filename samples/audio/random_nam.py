@@ -54,8 +54,8 @@ def wavenet(channels: tuple[int, ...], dilations: tuple[list[int], ...], seed: i
 def lstm(layers: int, width: int, seed: int = 0) -> dict[str, Any]:
     """Return the content of a file with an LSTM, whose first states are not zeros."""
     draws, weights = np.random.default_rng(seed), []
-    for taken in (1, *[width] * (layers - 1)):
-        weights.append(draws.standard_normal((4 * width, taken + width)).ravel() / width**0.5)
+    for input_width in (1, *[width] * (layers - 1)):
+        weights.append(draws.standard_normal((4 * width, input_width + width)).ravel() / width**0.5)
         weights.append(draws.standard_normal(6 * width) / 4)  # biases, h and c
     weights += [draws.standard_normal(width) / width, np.array([0.05])]
     return _file("LSTM", {"input_size": 1, "hidden_size": width, "num_layers": layers}, weights)

@@ -106,8 +106,8 @@ class GatedXL(nn.Module):
             below.append(x)
             x = layer(x, rows, visible)
         # The memory advances by the rows that count, and does not keep padding.
-        kept = (valid[:, None] + torch.arange(MEMORY)).long()[None, :, :, None].expand_as(memory)
-        memory = torch.cat([memory, torch.stack(below)], 2).gather(2, kept)
+        places_kept = (valid[:, None] + torch.arange(MEMORY)).long()[None, :, :, None].expand_as(memory)
+        memory = torch.cat([memory, torch.stack(below)], 2).gather(2, places_kept)
         return self.head(x), memory, torch.clamp(fill + valid, max=MEMORY)
 
 

@@ -54,13 +54,13 @@ class SelectiveState(nn.Module):
         values = values.view(*x.shape[:2], HEADS, PER_HEAD).transpose(1, 2)  # [B, heads, L, per head]
         step = functional.softplus(step).mT  # [B, heads, L]
         # exp(kept[t]) of the old state is left at position t, and exp(kept[t] - kept[s]) of what position s wrote.
-        kept = torch.cumsum(-step * self.decay.exp()[:, None], -1)
+        log_decay = torch.cumsum(-step * self.decay.exp()[:, None], -1)
         past = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
-        left = torch.where(past, kept[..., :, None] - kept[..., None, :], -1e4).exp()  # [B, heads, L, L]
+        left = torch.where(past, log_decay[..., :, None] - log_decay[..., None, :], -1e4).exp()  # [B, heads, L, L]
         written = step[..., None] * values
         inside = (left * (queries @ keys.mT)[:, None]) @ written
-        before = kept.exp()[..., None] * (queries[:, None] @ state.mT)
-        state = kept[..., -1:, None].exp() * state + (left[..., -1, :, None] * written).mT @ keys[:, None]
+        before = log_decay.exp()[..., None] * (queries[:, None] @ state.mT)
+        state = log_decay[..., -1:, None].exp() * state + (left[..., -1, :, None] * written).mT @ keys[:, None]
         mixed = (inside + before + self.direct[..., None] * values).transpose(1, 2).flatten(2)
         return x + self.outward(mixed * functional.silu(gate)), seen[:, -REACH:], state
 

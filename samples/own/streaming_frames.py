@@ -144,14 +144,14 @@ def label(bundle: str, ahead: bool = True, bank: bool = True) -> float:
     """
     stream = txl_runtime.load(bundle).stream()
     frames, labels = simulate(stream.batch_size, 100 * SEGMENT + AHEAD, seed=1)
-    found = np.zeros_like(labels)
+    predicted = np.zeros_like(labels)
     for first in range(0, labels.shape[1] - AHEAD, SEGMENT):
         window = frames[:, first : first + SEGMENT + AHEAD].copy()
         window[:, SEGMENT:] *= ahead
-        found[:, first : first + SEGMENT] = stream.run({"frames": window})["labels"].argmax(-1)
+        predicted[:, first : first + SEGMENT] = stream.run({"frames": window})["labels"].argmax(-1)
         if not bank:
             stream.reset()
-    return float((found == labels)[labels > 0].mean())
+    return float((predicted == labels)[labels > 0].mean())
 
 
 def main() -> None:

@@ -31,8 +31,8 @@ class Voice(nn.Module):
         states.
         """
         sound = torch.cat((seen, x), 1)
-        found = torch.relu(self.far(torch.relu(self.near(5 * sound[:, None]))))
-        h, c = self.cell(found.flatten(1), (h, c))
+        features = torch.relu(self.far(torch.relu(self.near(5 * sound[:, None]))))
+        h, c = self.cell(features.flatten(1), (h, c))
         return x * torch.sigmoid(self.open(h)), x, h, c
 
 

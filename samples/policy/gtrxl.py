@@ -60,8 +60,8 @@ class Layer(nn.Module):
         q, far = q[:, :, -new:], self.far(table).view(-1, HEADS, WIDTH // HEADS).transpose(0, 1)
         by_distance = ((q + self.distance) @ far.transpose(1, 2)).gather(-1, behind.expand(batch, HEADS, -1, -1))
         scores = ((q + self.content) @ k.transpose(2, 3) + by_distance) * (WIDTH // HEADS) ** -0.5
-        found = torch.where(visible, scores, -1e4).softmax(-1) @ v
-        x = self.gates[0](rows[:, -new:], torch.relu(self.out(found.transpose(1, 2).reshape(batch, new, WIDTH))))
+        attended = torch.where(visible, scores, -1e4).softmax(-1) @ v
+        x = self.gates[0](rows[:, -new:], torch.relu(self.out(attended.transpose(1, 2).reshape(batch, new, WIDTH))))
         after: Tensor = self.gates[1](x, torch.relu(self.wide(self.norms[1](x))))
         return after
 
@@ -84,12 +84,12 @@ class GtrxlPolicy(Policy):
         visible = (behind >= 0) & (slot >= MEMORY - fill[:, None, None, None])
         turns = slot[:, None] * 10000 ** (-torch.arange(0, WIDTH, 2) / WIDTH)
         table = torch.cat((turns.sin(), turns.cos()), 1)
-        kept = []
+        memory_after = []
         for layer, old in zip(self.layers, memory.unbind(1), strict=True):
             rows = torch.cat((old, x), 1)
-            kept.append(rows[:, new:])
+            memory_after.append(rows[:, new:])
             x = layer(rows, table, behind.clamp(min=0), visible)
-        return *self.heads(x), torch.stack(kept, 1), torch.clamp(fill + new, max=MEMORY)
+        return *self.heads(x), torch.stack(memory_after, 1), torch.clamp(fill + new, max=MEMORY)
 
 
 def build(weights: str | None) -> StepSpec:

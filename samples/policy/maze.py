@@ -90,19 +90,19 @@ def play(
         seed: of the mazes.
     """
     mazes = Mazes(rows, seed)
-    found = {number: Episode() for number in range(episodes)}
+    episodes_by_number = {number: Episode() for number in range(episodes)}
     while (mazes.number < episodes).any():
         numbers, scores = mazes.number.tolist(), scores_of(mazes.observe())
         actions = scores.argmax(-1)
         rewards, left = mazes.act(actions)
         reset(left)
         for row, number in enumerate(numbers):
-            if number in found:
-                episode = found[number]
+            if number in episodes_by_number:
+                episode = episodes_by_number[number]
                 episode.scores.append(scores[row].copy())
                 episode.actions.append(int(actions[row]))
                 episode.returned += int(rewards[row])
-    return [found[number] for number in range(episodes)]
+    return [episodes_by_number[number] for number in range(episodes)]
 
 
 def lessons(rows: int, seed: int) -> tuple[Array, Array, Array, Array]:

@@ -65,15 +65,15 @@ class Comparison:
         """Return a line for each figure above its limit in the ladder; in half precision, the limit of the
         deviation.
         """
-        limits, found = rung(precision, engine), []
+        limits, lines = rung(precision, engine), []
         for name, value, limit in (
             ("difference of scores", self.largest, limits.logprobs),
             ("deviation of scores", self.deviation, limits.deviation),
             ("share of other actions off near-ties", self.differ / max(1, self.decisions), 1 - (limits.top1 or 1.0)),
         ):
             if limit is not None and not value <= limit:
-                found.append(f"{name} {value:.1e}, expected at most {limit:.1e}")
-        return found
+                lines.append(f"{name} {value:.1e}, expected at most {limit:.1e}")
+        return lines
 
 
 def compare(ours: list[Episode], theirs: list[Episode]) -> Comparison:
@@ -81,11 +81,11 @@ def compare(ours: list[Episode], theirs: list[Episode]) -> Comparison:
     counts, pairs = Comparison(), []
     for one, other in zip(ours, theirs, strict=True):
         ties = 0
-        for found, scores, action, expected in zip(one.scores, other.scores, one.actions, other.actions, strict=False):
+        for mine, scores, action, expected in zip(one.scores, other.scores, one.actions, other.actions, strict=False):
             lower, best = np.sort(scores)[-2:]
             tie = bool(best - lower < limit_of("near tie"))
             ties += tie
-            pairs.append((found, scores))
+            pairs.append((mine, scores))
             counts.margin = min(counts.margin, float(best - lower))
             if action != expected:
                 counts.differ_at_near_tie += tie
@@ -94,8 +94,8 @@ def compare(ours: list[Episode], theirs: list[Episode]) -> Comparison:
         counts.near_ties += ties
         counts.without_tie += not ties
         counts.returns_differ += not ties and one.returned != other.returned
-    found, scores = np.array(pairs).swapaxes(0, 1)
-    apart = found - scores
+    mine, scores = np.array(pairs).swapaxes(0, 1)
+    apart = mine - scores
     counts.decisions = len(pairs)
     counts.largest = float(np.abs(apart).max() / max(1.0, np.abs(scores).max()))
     counts.deviation = float(np.sqrt((apart**2).mean()) / scores.std())

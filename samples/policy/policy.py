@@ -34,8 +34,8 @@ class Policy(nn.Module):
         try:
             self.load_state_dict(txl_export.read_weights(file))
         except RuntimeError as error:
-            found = textwrap.shorten(str(error).partition(":")[2], 160, placeholder=" …")
-            raise CheckpointError(f"{file}: not the weights of this {type(self).__name__}: {found}") from None
+            reason = textwrap.shorten(str(error).partition(":")[2], 160, placeholder=" …")
+            raise CheckpointError(f"{file}: not the weights of this {type(self).__name__}: {reason}") from None
 
     def see(self, observation: Tensor) -> None:
         """Update mean and variance with observations [..., 9], during training."""

@@ -59,9 +59,9 @@ class Actor:
 
     def __call__(self, rows: Rows) -> dict[str, list[bytes]]:
         """Score documents; a document that cannot be scored gets a line with the reason."""
-        found = [self._encoder.unit(document) for document in as_documents(rows, self._place)]
-        scores = [left_out(bad) for bad in found if isinstance(bad, Bad)]
-        for batch in batches([unit for unit in found if isinstance(unit, Unit)], self._scorer.rows):
+        units = [self._encoder.unit(document) for document in as_documents(rows, self._place)]
+        scores = [left_out(bad) for bad in units if isinstance(bad, Bad)]
+        for batch in batches([unit for unit in units if isinstance(unit, Unit)], self._scorer.rows):
             for unit, total in zip(batch, self._scorer.score(batch), strict=True):
                 bad = Bad(unit.index, unit.id, f"{unit.id}: {total}")
                 scores.append(left_out(bad) if isinstance(total, str) else scores_of(unit, total))
@@ -189,16 +189,16 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--address", help="of a cluster; without it one is started on this machine")
     parser.add_argument("--actors", type=int, default=os.cpu_count() or 1, help="in all, one thread each")
-    given = parser.parse_args()
-    local = {"num_cpus": given.actors + 1, "include_dashboard": False} if given.address is None else {}
+    options = parser.parse_args()
+    local = {"num_cpus": options.actors + 1, "include_dashboard": False} if options.address is None else {}
     try:
-        ray.init(address=given.address, log_to_driver=False, logging_level="warning", **local)
+        ray.init(address=options.address, log_to_driver=False, logging_level="warning", **local)
     except Exception as error:  # Ray raises errors of its own classes, and others after too long a wait
-        said = str(error).strip() or type(error).__name__
-        sys.exit(f"error: no cluster could be reached or started: {said.splitlines()[-1]}")
+        message = str(error).strip() or type(error).__name__
+        sys.exit(f"error: no cluster could be reached or started: {message.splitlines()[-1]}")
     logging.getLogger("ray.data").setLevel(logging.WARNING)
     try:
-        totals = score(given.bundle, given.documents, given.output, given.actors)
+        totals = score(options.bundle, options.documents, options.output, options.actors)
     except (TxlError, RayError, OSError) as error:
         sys.exit(f"error: {str(error).strip().splitlines()[-1]}")
     finally:

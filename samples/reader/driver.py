@@ -119,8 +119,8 @@ class Driver:
 
     def state(self, r: Request) -> Reply:
         """Return the state."""
-        found = {name: to_json(array) for name, array in self.stream.table().items()}
-        return {"states": found, "fill": self.stream.fill[: self.stream.b].tolist()}
+        arrays = {name: to_json(array) for name, array in self.stream.table().items()}
+        return {"states": arrays, "fill": self.stream.fill[: self.stream.b].tolist()}
 
     def encode(self, r: Request) -> Reply:
         """Return the tokens of a text."""

@@ -85,10 +85,10 @@ class Bundle:
         lengths = {p["segment_length"] for p in self.steps}
         of_rule = {(p["update"], p["kind"], p["segment_length"]) for p in self.steps}
         names = [(t, row["name"], row["update"] if t == "states" else "") for t in DEFAULTS for row in m[t]]
-        given, rings = [*m["inputs"], *m["outputs"]], [s for s in m["states"] if s["update"] == "ring"]
+        ports, rings = [*m["inputs"], *m["outputs"]], [s for s in m["states"] if s["update"] == "ring"]
         shared = [s for s in m["states"] if s["batch_axis"] is None]
-        places = all(row["shape"][0] == "B" and "L" not in row["shape"][2:] for row in given)
-        types = {row["dtype"] for row in given + m["states"]}
+        places = all(row["shape"][0] == "B" and "L" not in row["shape"][2:] for row in ports)
+        types = {row["dtype"] for row in ports + m["states"]}
         need(places and types <= TYPES.keys(), "This reader lacks a type, or an order of axes.", "unsupported")
         rules = {
             "a file is not listed": self.used <= m["files"].keys(),
@@ -226,7 +226,7 @@ class Stream:
 
     def _fresh(self, n: int) -> Arrays:
         """Return the state of n new sequences."""
-        found = {"fill": np.full(n, self.start, np.int32), "head": np.zeros(n, np.int32)} if self.memory else {}
+        state = {"fill": np.full(n, self.start, np.int32), "head": np.zeros(n, np.int32)} if self.memory else {}
         for s in self.states:
             value, batch = np.asarray(s["initial"] or 0), 0 if s["memory"] else s["batch_axis"]
             if isinstance(s["initial"], str):
@@ -236,8 +236,8 @@ class Stream:
             part = [size for axis, size in enumerate(form) if axis != batch]
             value = np.broadcast_to(value.astype(TYPES[s["dtype"]]), part)
             if not s["absent"]:
-                found[s["label"]] = value.copy() if batch is None else np.stack([value] * n, batch)
-        return found
+                state[s["label"]] = value.copy() if batch is None else np.stack([value] * n, batch)
+        return state
 
     def state(self, rows: Sequence[int] | None = None) -> Arrays:
         """Return the state of some sequences, or all, as snapshots have it: memory rows stand last.
@@ -245,43 +245,43 @@ class Stream:
         For example, {"layers.00.hidden": [2, 16, 32]}.
         """
         rows = self._sequences(rows)
-        found = {"fill": self.fill[rows], "head": self.head[rows]} if self.memory else {}
+        state = {"fill": self.fill[rows], "head": self.head[rows]} if self.memory else {}
         for s in self.states:
             array = self.array.get(s["input"])
             if s["memory"]:
                 form = self._form(s, len(rows), self.fill[rows].max(initial=0))
-                kept = found[s["name"]] = np.zeros(form, np.float32)
+                memory = state[s["name"]] = np.zeros(form, np.float32)
                 for n, i in enumerate(rows):
-                    kept[n, form[1] - self.fill[i] :] = self._front(s)[i, self._places(i)]
+                    memory[n, form[1] - self.fill[i] :] = self._front(s)[i, self._places(i)]
             elif array is not None:
-                found[s["label"]] = array.copy() if s["batch_axis"] is None else array.take(rows, s["batch_axis"])
-        return found
+                state[s["label"]] = array.copy() if s["batch_axis"] is None else array.take(rows, s["batch_axis"])
+        return state
 
     def table(self) -> Arrays:
         """Return the state by the table's names and axes, of b sequences: memory in float32, with M rows (§ 5).
 
         For example, {"layers.00.hidden": [2, 16, 32]}.
         """
-        found, tensors = self.state(), {}
+        state, tensors = self.state(), {}
         for s in self.states:
-            if s["label"] in found:
-                value = tensors[s["name"]] = found[s["label"]]
+            if s["label"] in state:
+                value = tensors[s["name"]] = state[s["label"]]
                 if s["memory"]:
                     absent = self.M - value.shape[1]
                     value = np.pad(value, [(0, 0), (absent, 0)] + [(0, 0)] * (value.ndim - 2))
                     tensors[s["name"]] = np.moveaxis(value, (0, 1), (s["batch_axis"], s["row_axis"]))
         return tensors
 
-    def _put(self, rows: Sequence[int], found: Arrays) -> None:
+    def _put(self, rows: Sequence[int], state: Arrays) -> None:
         """Set the state of some sequences."""
         if self.memory:
-            self.fill[rows], self.head[rows] = np.minimum(found["fill"], self.most), found["head"] % self.R
+            self.fill[rows], self.head[rows] = np.minimum(state["fill"], self.most), state["head"] % self.R
         for s in self.states:
-            value = found.get(s["label"])
+            value = state.get(s["label"])
             if s["memory"]:
-                kept = found[s["label"]]
+                memory = state[s["label"]]
                 for n, i in enumerate(rows):
-                    self._front(s)[i, self._places(i)] = kept[n, kept.shape[1] - self.fill[i] :]
+                    self._front(s)[i, self._places(i)] = memory[n, memory.shape[1] - self.fill[i] :]
             elif value is None:
                 self.array.pop(s["input"], None)
             elif s["batch_axis"] is None:
@@ -318,9 +318,9 @@ class Stream:
 
     def select(self, rows: Sequence[int]) -> None:
         """Let sequence i become what sequence rows[i] was; the stream then has len(rows) sequences."""
-        found = self.state(rows)
+        state = self.state(rows)
         self._resize(len(rows))
-        self._put(range(self.b), found)
+        self._put(range(self.b), state)
 
     def _metadata(self, n: int) -> dict[str, str]:
         """Return the metadata of a snapshot of n sequences."""
@@ -336,36 +336,36 @@ class Stream:
     def restore(self, snapshot: bytes, rows: Sequence[int] | None = None) -> None:
         """Give some sequences, or all, the state of a snapshot; a snapshot that does not fit changes nothing."""
         rows = self._sequences(rows, alone=False)
-        found, header = load(snapshot), json.loads(snapshot[8 : 8 + int.from_bytes(snapshot[:8], "little")])
+        state, header = load(snapshot), json.loads(snapshot[8 : 8 + int.from_bytes(snapshot[:8], "little")])
         fits = self._metadata(len(rows)).items() <= header.get("__metadata__", {}).items()
         need(fits, "The snapshot is of another model or number of sequences.")
         wanted, most = {}, 0
         if self.memory:
-            found.setdefault("head", np.zeros(len(rows), np.int32))
+            state.setdefault("head", np.zeros(len(rows), np.int32))
             wanted = {"fill": (TYPES["int32"], [len(rows)]), "head": (TYPES["int32"], [len(rows)])}
-            fill = found.get("fill", np.zeros(1))
+            fill = state.get("fill", np.zeros(1))
             most = int(fill.max(initial=0))
             need(most <= self.M and (fill >= 0).all(), "The snapshot's fill is not within the memory.")
         for s in self.states:
-            there, size = found.get(s["label"]), most
+            there, size = state.get(s["label"]), most
             if s["rows"] and there is not None and there.ndim == len(s["shape"]):
                 size = int(np.clip(there.shape[s["row_axis"]], *s["rows"]))
             if there is not None or not s["absent"]:
                 dtype = TYPES["float32" if s["memory"] else s["dtype"]]
                 wanted[s["label"]] = dtype, self._form(s, len(rows), size)
-        forms = {name: (value.dtype, list(value.shape)) for name, value in found.items()}
+        forms = {name: (value.dtype, list(value.shape)) for name, value in state.items()}
         wrong = sorted(name for name in {*wanted, *forms} if wanted.get(name) != forms.get(name))
         need(not wrong, f"The snapshot's tensors {wrong} are missing, unknown, or of another type or shape.")
-        self._put(rows, found)
+        self._put(rows, state)
 
     def _checked(self, inputs: Arrays, counts: Counts) -> tuple[Arrays, int, Array]:
         """Return the inputs with zeros at positions that do not count, T, and the counts (None: all T)."""
-        given, b = self.bundle.given, self.b
-        need(inputs.keys() == given.keys(), f"The inputs are {list(given)}, not {list(inputs)}.")
+        entries, b = self.bundle.given, self.b
+        need(inputs.keys() == entries.keys(), f"The inputs are {list(entries)}, not {list(inputs)}.")
         length = next(
             (
                 inputs[name].shape[row["shape"].index("L")] - row["lookahead"]
-                for name, row in given.items()
+                for name, row in entries.items()
                 if "L" in row["shape"]
             ),
             1,
@@ -373,7 +373,7 @@ class Stream:
         ends = np.full(b, length) if counts is None else np.asarray(counts)
         need(ends.shape == (b,) and ((ends >= 0) & (ends <= length)).all(), f"The counts are not {b} of 0 ... T.")
         arrays = {}
-        for name, row in given.items():
+        for name, row in entries.items():
             form = TYPES[row["dtype"]], tuple(self.bundle.shape(row, length, b))
             need((inputs[name].dtype, inputs[name].shape) == form, f"{name!r} is not of type and shape {form}.")
             array = arrays[name] = only_counted(row, inputs[name], ends)

@@ -32,8 +32,8 @@ def score(stream: Stream, tokens: Array, counts: Counts = None) -> Array:
     inside = np.arange(1, tokens.shape[1]) < ends[:, None]
     targets = np.where(inside, tokens[:, 1:], 0)
     need(((targets >= 0) & (targets < stream.bundle.given[name]["vocab"])).all(), "A target is not 0 ... V - 1.")
-    found = stream.feed({name: tokens[:, :-1]}, np.maximum(ends - 1, 0))[stream.bundle.logprobs]
-    return np.where(inside, -np.take_along_axis(found, targets[..., None], axis=2)[..., 0], np.float32(0))
+    logprobs = stream.feed({name: tokens[:, :-1]}, np.maximum(ends - 1, 0))[stream.bundle.logprobs]
+    return np.where(inside, -np.take_along_axis(logprobs, targets[..., None], axis=2)[..., 0], np.float32(0))
 
 
 def generate(
@@ -88,8 +88,8 @@ def draw(
 def vocabulary_of(bundle: Bundle) -> Table:
     """Return the table that `encode` and `decode` need."""
     need(bundle.manifest["vocabulary"], "This bundle has no vocabulary.")
-    found: Table = json.loads((bundle.folder / bundle.manifest["vocabulary"]).read_bytes())
-    return found
+    vocabulary: Table = json.loads((bundle.folder / bundle.manifest["vocabulary"]).read_bytes())
+    return vocabulary
 
 
 def encode(vocabulary: Table, text: bytes) -> list[int]:
@@ -138,12 +138,12 @@ def self_test(bundle: Bundle, rule: str | None = None) -> dict[str, tuple[float,
             most[side] = max(most[side], sizes.max(initial=0))
     need(bool(((reached >= 0) & (reached <= most)).all()), "What these vectors reached is no difference.")
     limits = (1e-4 + 2 * reached).tolist()
-    found: dict[str, tuple[float, float]] = {}
+    errors: dict[str, tuple[float, float]] = {}
 
     def compare(name: str, got: Array, want: Array, limit: float, scale: float | None = None) -> None:
         """Keep the largest difference of a tensor, relative to its largest value or to a scale."""
         worst = np.abs(got.astype(np.float64) - want).max() / (scale or max(1.0, np.abs(want).max()))
-        found[name] = max(found.get(name, (0.0, 0.0))[0], float(worst)), limit if want.dtype.kind == "f" else 0.0
+        errors[name] = max(errors.get(name, (0.0, 0.0))[0], float(worst)), limit if want.dtype.kind == "f" else 0.0
 
     stream = Stream(bundle, B, rule)
     for step, length in enumerate(v["length"]):
@@ -165,7 +165,7 @@ def self_test(bundle: Bundle, rule: str | None = None) -> dict[str, tuple[float,
             need(list(parts.shape[1:]) == v[f"state_shape/{n}"].tolist(), f"State {n!r} has not the stored shape.")
             place = np.broadcast_to(v[f"state_place/{n}"], v[f"state/{n}"].shape)
             compare(n, np.take_along_axis(parts.reshape(B, -1), place, axis=1), v[f"state/{n}"], limits[1])
-    return found
+    return errors
 
 
 if __name__ == "__main__":

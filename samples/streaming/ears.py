@@ -29,9 +29,9 @@ class Ears:
         manifest = model.manifest
         inputs = manifest.given
         outputs = manifest.outputs
-        told = [(entry.name, entry.shape) for entry in inputs] + [(entry.name, entry.shape) for entry in outputs]
-        if [shape[:2] for _, shape in told] != [("B", "L")] * 2 or not manifest.can.run_apart:
-            has = ", ".join(f"{name} {list(shape)}" for name, shape in told)
+        ports = [(entry.name, entry.shape) for entry in inputs] + [(entry.name, entry.shape) for entry in outputs]
+        if [shape[:2] for _, shape in ports] != [("B", "L")] * 2 or not manifest.can.run_apart:
+            has = ", ".join(f"{name} {list(shape)}" for name, shape in ports)
             raise UsageError(
                 f"this bundle has {has} and {manifest.streams} streams, expected one input and one output [B, L, …] "
                 "and independent ones; write a buffer of your own around Stream.run"
@@ -61,7 +61,7 @@ class Ears:
         owed = [len(frames) for frames in self.waiting]
         for row in ended:
             self.waiting[row] = self.flushed(self.waiting[row])
-        found: dict[int, list[Array]] = {row: [] for row in {*chunks, *ended}}
+        pieces: dict[int, list[Array]] = {row: [] for row in {*chunks, *ended}}
         seen = self.segment + self.ahead
         while ready := [row for row, frames in enumerate(self.waiting) if len(frames) >= seen]:
             windows = np.zeros((len(self.waiting), seen, *self.none.shape[1:]), self.none.dtype)
@@ -70,13 +70,13 @@ class Ears:
                 windows[row], lengths[row] = self.waiting[row][:seen], self.segment
             results = self.stream.run({self.input: windows}, lengths)[self.output]
             for row in ready:
-                found[row].append(results[row, : owed[row]])
+                pieces[row].append(results[row, : owed[row]])
                 self.waiting[row] = self.waiting[row][self.segment :]
                 owed[row] -= min(self.segment, owed[row])
         for row in ended:
             self.stream.reset([row])
             self.waiting[row] = self.none
-        return {row: np.concatenate([self.nothing, *parts]) for row, parts in found.items()}
+        return {row: np.concatenate([self.nothing, *parts]) for row, parts in pieces.items()}
 
     def flushed(self, frames: Array) -> Array:
         """Append silence to frames: enough to complete the last segment and the frames ahead of it.

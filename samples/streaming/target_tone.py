@@ -93,12 +93,12 @@ class Detector(nn.Module):
         # Each sequence has its own counter, so they may begin at different times. The newest rows stand last.
         needs = [*range(LEFT, 0, -1), *(SEGMENT * row for row in range(BANK, 0, -1)), *[0] * (SEGMENT + AHEAD)]
         hidden = (segments * SEGMENT)[:, None] < torch.tensor(needs)
-        summary, kept = x[:, :SEGMENT].mean(1, keepdim=True), []
+        summary, states = x[:, :SEGMENT].mean(1, keepdim=True), []
         for layer, old, key, value in zip(self.layers, bank, keys, values, strict=True):
             banked = torch.cat([old[:, 1:], summary], 1)
             x, summary, key, value = layer(x, old, key, value, hidden[:, None, None])
-            kept.append((banked, key, value))
-        bank, keys, values = (torch.stack(rows) for rows in zip(*kept, strict=True))
+            states.append((banked, key, value))
+        bank, keys, values = (torch.stack(rows) for rows in zip(*states, strict=True))
         return self.head(x[:, :SEGMENT])[..., 0], bank, keys, values, torch.clamp(segments + 1, max=BANK + LEFT)
 
 
@@ -126,11 +126,11 @@ def build(weights: str | None) -> StepSpec:
 
 def walk(model: Detector, frames: Tensor) -> Tensor:
     """Return scores [B, T] of frames [B, T + ahead, 8], segment by segment."""
-    states, found = initial(len(frames)), []
+    states, pieces = initial(len(frames)), []
     for first in range(0, frames.shape[1] - AHEAD, SEGMENT):
         scores, *states = model(frames[:, first : first + SEGMENT + AHEAD], *states)
-        found.append(scores)
-    return torch.cat(found, 1)
+        pieces.append(scores)
+    return torch.cat(pieces, 1)
 
 
 def streams(number: int, length: int, seed: int) -> tuple[Tensor, Tensor]:

@@ -35,5 +35,5 @@ def agreement(scores: list[Array], labels: list[Array]) -> float:
 
     For example, 1.0 if both call the same frames the tone's.
     """
-    found, wanted = np.concatenate(scores) > 0, np.concatenate(labels)
-    return float(2 * (found & wanted).sum() / (found.sum() + wanted.sum()))
+    called, wanted = np.concatenate(scores) > 0, np.concatenate(labels)
+    return float(2 * (called & wanted).sum() / (called.sum() + wanted.sum()))
