@@ -108,7 +108,7 @@ class Notes:
         else:
             line = [f"{name}("]
             for index, value in enumerate(arguments):
-                line += [", " if index else "", self._said(name, index, value, status)]
+                line += [", " if index else "", self._text_of(name, index, value, status)]
         self.lines.append([*line, ")", f" fails with {status}" if status else ""])
 
     def _rows(self, inputs: Any, stream: int) -> Line:
@@ -123,7 +123,7 @@ class Notes:
             line += [f"{side} ", place, f" by {getattr(asked, f'{side}_pitch')}, "]
         return [*line, f"{asked.width} wide, {asked.height} rows, ", self._things[stream]]
 
-    def _said(self, name: str, index: int, value: Any, status: int) -> Any:
+    def _text_of(self, name: str, index: int, value: Any, status: int) -> Any:
         """Return an argument as text or as a place."""
         result = None if status else getattr(getattr(value, "_obj", None), "value", None)
         if result and name in MADE:

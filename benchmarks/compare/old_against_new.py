@@ -236,10 +236,10 @@ class _Worker:
         times = {"import": imported - started, "load": loaded - imported, "first token": ended - loaded}
         self._times = {name: spent / 1e9 for name, spent in (times | {"load to first token": ended - imported}).items()}
         ways = {"prefill": lengths[0], "score": lengths[0] + 1, "longest segment": lengths[0]}
-        self._given = {work: self._many(ways.get(work, lengths[-1]), batch) for work in self._works}
+        self._inputs_of = {work: self._many(ways.get(work, lengths[-1]), batch) for work in self._works}
         self._counts = dict.fromkeys(self._works)
         if FEW in self._works:
-            self._few, self._given[FEW] = model.stream(batch // 4), self._many(lengths[-1], batch // 4)
+            self._few, self._inputs_of[FEW] = model.stream(batch // 4), self._many(lengths[-1], batch // 4)
             places = np.arange(batch)
             self._counts |= {FIRST: (places < batch // 4) * lengths[-1], SPREAD: (places % 4 == 1) * lengths[-1]}
         for _ in range(max(model.memory_length or 0, 64) // lengths[0] + 2):
@@ -283,7 +283,7 @@ class _Worker:
         return {"median": statistics.median(samples), "cpu": time.process_time() - cpu, "calls": calls}
 
     def _do(self, work: str) -> None:
-        given = self._given[work][next(self._numbers) % 64]
+        given = self._inputs_of[work][next(self._numbers) % 64]
         if work == "decode":
             self._stream.step(given["tokens"])
         elif work == "prefill":

@@ -316,7 +316,7 @@ class Runner:
         try:
             rest = None if self._deadline is None else max(self._deadline - time.monotonic(), 0.1)
             code = process.wait(min((each for each in (rest, limit) if each is not None), default=None))
-            ended = "" if code == 0 else f"the process ended with {_said(code)}"
+            ended = "" if code == 0 else f"the process ended with {_status_words(code)}"
             if code == REFUSED and item.command[:1] == (SANITIZER,):
                 ended += f": {SANITIZER} found errors, which stand in the log"
         except subprocess.TimeoutExpired:
@@ -381,7 +381,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def _said(code: int) -> str:
+def _status_words(code: int) -> str:
     """Describe an exit status in words."""
     if code >= 0:
         return f"code {code}"

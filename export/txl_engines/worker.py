@@ -182,16 +182,16 @@ class _Teller:
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
-        self._count, self._told = 0, time.monotonic()
+        self._count, self._last_message = 0, time.monotonic()
 
     def step(self) -> None:
         self._count += 1
-        if time.monotonic() - self._told > SECONDS_BETWEEN_STEPS:
+        if time.monotonic() - self._last_message > SECONDS_BETWEEN_STEPS:
             self.flush()
 
     def flush(self) -> None:
         self.tell(Steps(self._count))
-        self._count, self._told = 0, time.monotonic()
+        self._count, self._last_message = 0, time.monotonic()
 
     def tell(self, message: Steps | BuildFinished | Outcome) -> None:
         self._stream.write(msgspec.json.encode(message) + b"\n")

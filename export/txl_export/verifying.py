@@ -93,14 +93,14 @@ def verify(
         asked = asked_module(module, weights, adapter, config)
         if asked is None:
             raise UsageError(f"{bundle}: is an ONNX file, expected the module to compare it with; give --module")
-        beside, options = weights if adapter is None else None, _said(inputs, states, rename)
+        beside, options = weights if adapter is None else None, _file_options(inputs, states, rename)
         return verify_file(Path(bundle), asked, beside, options, segments, listener or Silent())
     opened = open_bundle(bundle)
     if str(checkpoint).endswith(".onnx") and not _made_of(Path(str(checkpoint)), opened.manifest):
         others = {"module": module, "adapter": adapter, "weights": weights, "config": config}
         _refuse(checkpoint, others | {"vocabulary": vocabulary, "text": text, "tokens": tokens})
         opener, *_ = openers(opened.path, opened.manifest, backend, threads)
-        options = _said(inputs, states, rename)
+        options = _file_options(inputs, states, rename)
         return verify_beside(opener, Path(str(checkpoint)), options, segments, listener or Silent())
     if inputs is not None or states is not None or rename is not None:
         raise UsageError(
@@ -184,7 +184,9 @@ def _refuse(path: object, options: Mapping[str, object]) -> None:
         raise UsageError(f"{path}: is an ONNX file, which has no use for {some(wrong)}; leave it out")
 
 
-def _said(inputs: str | Path | None, states: Mapping[str, str] | None, rename: Mapping[str, str] | None) -> FileOptions:
+def _file_options(
+    inputs: str | Path | None, states: Mapping[str, str] | None, rename: Mapping[str, str] | None
+) -> FileOptions:
     return FileOptions(rename or {}, states or {}, {} if inputs is None else read_samples(Path(inputs)))
 
 

@@ -133,7 +133,7 @@ def context_of(step: PlainStep, generated: Sequence[Generated], name: str, weigh
         "shared": any(state["shared"] for state in states),
         "partial": (batch > 1 and not lockstep) or (length > 1 and not exact),
         "several": bool(step.shorter),
-        "told": _told(manifest.family),
+        "told": _comment_lines(manifest.family),
         **{key: _number(manifest.family.get(key)) for key in ("rate", "clip_actions")},
         "latency": 0 if step.shorter else max((each["ahead"] for each in inputs), default=0) + length - 1,
         "inputs": inputs,
@@ -178,7 +178,7 @@ def native_context_of(step: PlainStep, packed: Packed, name: str, weights_file: 
     return context | {"native": native, "state_bytes": state_bytes, "start_bytes": 0, "flags": NATIVE_FLAGS}
 
 
-def _told(family: Mapping[str, Any]) -> list[str]:
+def _comment_lines(family: Mapping[str, Any]) -> list[str]:
     """Write what the training recorded about its environment as lines of a comment; a stranger's bundle may hold any
     text.
     """

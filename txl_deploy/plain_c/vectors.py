@@ -39,7 +39,7 @@ def stored_steps(model: Model, step: PlainStep, context: Mapping[str, Any]) -> d
     if wanted is None and "reached" in vectors:
         limit = limit_of("further") * reached(model, vectors)[0] + float32_limit()
     inputs = [
-        {**each, "text": _nested([_given(each["table"], vectors, at, batch, length) for at in _steps(vectors)])}
+        {**each, "text": _nested([_padded_input(each["table"], vectors, at, batch, length) for at in _steps(vectors)])}
         for each in context["inputs"]
     ]
     outputs = [_expected(each, vectors, step, limit) for each in context["outputs"]]
@@ -92,7 +92,7 @@ def _recorded(model: Model, step: PlainStep) -> dict[str, Array]:
     return vectors
 
 
-def _given(entry: Any, vectors: Mapping[str, Array], at: int, batch: int, length: int) -> Array:
+def _padded_input(entry: Any, vectors: Mapping[str, Array], at: int, batch: int, length: int) -> Array:
     """Return an input of one step in the package's shape, padded with zeros: [b, T] → [B, L]."""
     sizes = entry.sizes(batch, int(vectors["length"][at]))
     part = vectors[f"input/{entry.name}"][at][tuple(map(slice, sizes))]

@@ -154,11 +154,11 @@ def verify(model: Model, step: PlainStep, replay: Replay) -> Verified:
     failed = [gate for gate in gates if gate.passed is False]
     if failed:
         raise CheckError(
-            f"the C of this model is not the model: {'; '.join(map(_told, failed))}; use the library for C and C++ "
-            "(docs/embedding.md), or export the model in fp32"
+            f"the C of this model is not the model: {'; '.join(map(_gate_text, failed))}; use the library for C and "
+            "C++ (docs/embedding.md), or export the model in fp32"
         )
     shown = [gate for gate in gates if gate.name in (OUTPUTS, STATES, "KL mean of one chain")]
-    sentence = ", ".join(map(_told, shown or gates[:1]))
+    sentence = ", ".join(map(_gate_text, shown or gates[:1]))
     return Verified(f"{facts.segments} chained segments with resets and idle steps: {sentence}", replay.finish())
 
 
@@ -197,5 +197,5 @@ def _compare_idle(
         bits.compare(IDLE, *sides)
 
 
-def _told(gate: Gate) -> str:
+def _gate_text(gate: Gate) -> str:
     return f"{gate.name} {gate.value:.2g} (limit {gate.limit:.2g})"

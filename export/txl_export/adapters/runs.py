@@ -267,17 +267,17 @@ def _environment(env: Mapping[str, Any], groups: list[str] | None) -> dict[str, 
             for key, term in (group.get("terms") or group).items()
             if isinstance(term, Mapping) and "func" in term
         }
-        listed = [{"name": key, **_said(term, TERM)} for key, term in terms.items()]
-        facts["observations"].append({"group": name, **_said(group, TERM[2:]), "terms": listed})
+        listed = [{"name": key, **_settings_of(term, TERM)} for key, term in terms.items()]
+        facts["observations"].append({"group": name, **_settings_of(group, TERM[2:]), "terms": listed})
     acts = env.get("actions")
     acts = acts if isinstance(acts, Mapping) else {}
     facts["actions"] = [
-        {"name": name, **_said(term, ACTION)} for name, term in acts.items() if isinstance(term, Mapping)
+        {"name": name, **_settings_of(term, ACTION)} for name, term in acts.items() if isinstance(term, Mapping)
     ]
     return facts
 
 
-def _said(term: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
+def _settings_of(term: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
     return {key: term[key] for key in keys if term.get(key) not in (None, 0)}
 
 

@@ -63,7 +63,9 @@ def dft_as_product(graph: ir.Graph, node: ir.Node) -> None:
     length = _number(node, 1, 2 * (samples - 1) if inverse and onesided else samples)
     transform = _Transform(samples, parts, length, inverse, onesided)
     build, zeros = Builder(graph, "dft").at(node), [0] * (len(shape) - 2)
-    matrix = _kept(graph, node, transform, None, lambda: build.constant(transform.matrix().astype(_kind(signal))))
+    matrix = _constant_of(
+        graph, node, transform, None, lambda: build.constant(transform.matrix().astype(_kind(signal)))
+    )
     order = [*(one for one in range(len(shape) - 1) if one != axis), axis, len(shape) - 1]
     flat = build.op("Reshape", [build.transpose(signal, order), build.numbers(*zeros, samples * parts)])
     product = build.op("MatMul", [flat, matrix])
@@ -94,14 +96,14 @@ def stft_as_convolution(graph: ir.Graph, node: ir.Node) -> None:
         filters = transform.matrix().reshape(length, parts, -1) * weights[:, None, None]
         return build.constant(np.ascontiguousarray(filters.T, _kind(signal)))
 
-    filters = _kept(graph, node, transform, window_input, kernel)
+    filters = _constant_of(graph, node, transform, window_input, kernel)
     real = build.op("Reshape", [signal, build.numbers(0, 1, -1)]) if parts == 1 else build.transpose(signal, [0, 2, 1])
     filtered = build.op("Conv", [real, filters], strides=[_number(node, 1, None)])
     result = build.op("Reshape", [filtered, build.numbers(0, *transform.made, -1)])
     build.replace(node.outputs[0], build.transpose(result, [0, 3, 1, 2]))
 
 
-def _kept(
+def _constant_of(
     graph: ir.Graph, node: ir.Node, transform: _Transform, window: ir.Value | None, make: Callable[[], ir.Value]
 ) -> ir.Value:
     """Return a transform's constant, made once per graph; the total is limited: small files may ask for much."""

@@ -93,9 +93,9 @@ class _Halving:
         self.weights = weights
         self._graph = graph
         self._kind = kind
-        self._made: dict[ir.Value, ir.Value] = {}
+        self._halves: dict[ir.Value, ir.Value] = {}
         for name in sorted(weights & graph.initializers.keys()):
-            self._made[graph.initializers[name]] = self._stored(graph.initializers[name])
+            self._halves[graph.initializers[name]] = self._stored(graph.initializers[name])
 
     def convert(self, node: ir.Node) -> None:
         """Make a product take and return half precision: add Casts before and after it."""
@@ -124,7 +124,7 @@ class _Halving:
         """Point every remaining reader of a converted weight to its half precision copy, and drop the float32 one."""
         for name in sorted(self.weights & self._graph.initializers.keys()):
             value = self._graph.initializers[name]
-            half = self._made[value]
+            half = self._halves[value]
             whole: ir.Value | None = None
             for node, index in list(value.uses()):
                 if node.op_type == "Gather" and index == 0:
@@ -143,7 +143,7 @@ class _Halving:
             self._graph.register_initializer(half)
 
     def _half(self, value: ir.Value, before: ir.Node) -> ir.Value:
-        if value not in self._made:
+        if value not in self._halves:
             names, source = _origins(value), value.producer()
             if source is not None and names and names <= self.weights:
                 inputs = [
@@ -157,8 +157,8 @@ class _Halving:
             result = node.outputs[0]
             result.name, result.type, result.shape = f"{value.name}.cast", ir.TensorType(self._kind), value.shape
             self._graph.insert_before(before, node)
-            self._made[value] = result
-        return self._made[value]
+            self._halves[value] = result
+        return self._halves[value]
 
     def _stored(self, value: ir.Value) -> ir.Value:
         assert value.const_value is not None

@@ -107,7 +107,7 @@ class ReferenceStreams:
         for places, rows in self._groups(counts):
             arrays = {entry.name: self._padded(entry.name, inputs, rows, length) for entry in self._manifest.given}
             valid = counts[rows] if self._manifest.can.run_ragged else None
-            outputs, after = self.reference.step(arrays, self._taken(places, commit), valid)
+            outputs, after = self.reference.step(arrays, self._states_of(places, commit), valid)
             if commit:
                 for index, place in enumerate(places):
                     one = slice(index, index + 1) if len(places) > 1 else ...
@@ -186,7 +186,7 @@ class ReferenceStreams:
             alike.setdefault((int(counts[row]), *shapes), []).append(row)
         return [(rows, np.array(rows)) for rows in alike.values()]
 
-    def _taken(self, places: list[int], commit: bool) -> States:
+    def _states_of(self, places: list[int], commit: bool) -> States:
         """Return a group's states, joined for one step; with `commit` the step may empty them, which saves copies."""
         if len(places) == 1:
             return self._held[places[0]] if commit else dict(self._held[places[0]])

@@ -104,7 +104,7 @@ class SideBySide:
             full = self.stream.fill.min() == manifest.memory_length
             self._rows_full_from = chain.segments if full else None
         idle = [] if commit and counts.all() else np.flatnonzero(counts == 0).tolist()
-        before = self._kept(self.stream.state(), idle, commit) if idle or not commit else {}
+        before = self._unchanged_states(self.stream.state(), idle, commit) if idle or not commit else {}
         self._run(inputs, counts, commit)
         chain.segments += 1
         chain.positions += int(counts.sum())
@@ -112,13 +112,13 @@ class SideBySide:
         after: dict[str, Array] | None = None
         if idle or not commit:
             after = self.stream.state()
-            self._trial.bits.compare(IDLE if commit else KEPT, before, self._kept(after, idle, commit))
+            self._trial.bits.compare(IDLE if commit else KEPT, before, self._unchanged_states(after, idle, commit))
         if (chain.segments - 1) % chain.every == 0:
             self._compare_state(after)
         if self._trial.handing_over and commit:
             hand_over(self.stream, manifest, self._truth.state())
 
-    def _kept(self, state: dict[str, Array], idle: list[int], commit: bool) -> dict[str, Array]:
+    def _unchanged_states(self, state: dict[str, Array], idle: list[int], commit: bool) -> dict[str, Array]:
         """Return the states that a segment must not change: those of idle sequences, or all with commit=False."""
         return rows_of(self._manifest, named({}, state), idle) if commit else named({}, state)
 

@@ -147,7 +147,7 @@ def _by_position(measures: TextMeasures) -> Figure:
         for label, curve in curves.items()
     ]
     rows = [
-        (place, whole(counts[0].count), *(label for loss in counts for label in _told(loss)))
+        (place, whole(counts[0].count), *(label for loss in counts for label in _cells_of(loss)))
         for place, *counts in zip(places, *curves.values(), strict=True)
     ]
     names = ("Loss, nats", "±", "Perplexity", "Loss without memory", "± of it", "Perplexity without")
@@ -172,7 +172,9 @@ def _by_position(measures: TextMeasures) -> Figure:
 def _by_memory(losses: Sequence[MemoryLoss], of_bytes: bool) -> Figure:
     unit = unit_of(of_bytes)
     series = [loss_curve(unit, [(each.rows, each.loss) for each in losses], of_bytes=of_bytes)]
-    rows = [(whole(each.rows), *_told(each.loss, 4), signed(each.more), number(each.more_error, 2)) for each in losses]
+    rows = [
+        (whole(each.rows), *_cells_of(each.loss, 4), signed(each.more), number(each.more_error, 2)) for each in losses
+    ]
     return Figure(
         titled(f"{unit} by memory length"),
         line_chart(
@@ -209,5 +211,5 @@ def _gain(gain: MemoryGain) -> Pairs:
     )
 
 
-def _told(loss: Loss, digits: int = 3) -> tuple[str, str, str]:
+def _cells_of(loss: Loss, digits: int = 3) -> tuple[str, str, str]:
     return fixed(loss.nll, 4), number(loss.error, 2), number(loss.perplexity, digits)

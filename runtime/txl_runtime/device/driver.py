@@ -169,14 +169,14 @@ class Driver:
 
     def failure(self, name: str, status: int) -> BackendError:
         """Return the error for a function's status, with CUDA's name and text for the status, and advice."""
-        called, description = self._said("cuGetErrorName", status), self._said("cuGetErrorString", status)
+        called, description = self._text_of("cuGetErrorName", status), self._text_of("cuGetErrorString", status)
         details = ", ".join(part for part in (str(status), description) if part)
         return BackendError(
             f"{name} returned {called or 'a status that CUDA has no name for'} ({details}), expected success; "
             f"{ADVICE.get(status, REPORT)}"
         )
 
-    def _said(self, name: str, status: int) -> str:
+    def _text_of(self, name: str, status: int) -> str:
         text = c_char_p()
         failed = self._functions[name](status, ctypes.byref(text))
         return "" if failed or not text.value else text.value.decode(errors="replace")

@@ -159,7 +159,7 @@ class DeviceLoop(LoopState):
         self.staging = Staging(device, queue, self._tail)
         self._blocks: dict[Hashable, tuple[Inputs, Results]] = {}
         self._calls: dict[tuple[str, int], DeviceCall] = {}
-        self._steps, self._routes, self._found = Steps(), dict[Hashable, _Route](), dict[Key, _Route]()
+        self._steps, self._routes, self._routes_by_key = Steps(), dict[Hashable, _Route](), dict[Key, _Route]()
         self._settling: str | None = None
         # wait for unfinished work before the loop's memory is freed
         weakref.finalize(self, self._tail.drain).atexit = False
@@ -191,7 +191,7 @@ class DeviceLoop(LoopState):
         side, growing = self.counters.side, self._growing
         shapes = () if growing is None else growing.shapes[side]
         key = want, length, len(counts), side, shapes
-        route = self._found.get(key) or self._find_route(key, inputs)
+        route = self._routes_by_key.get(key) or self._find_route(key, inputs)
         step = route.step or self._find_step(route)
         for name, staged, whole in route.reads:
             if whole is not None:
@@ -232,8 +232,8 @@ class DeviceLoop(LoopState):
                 self.staging.open_buffers(max(late))
             after = () if self._growing is None else self._growing.after(program)
             self._routes[which] = _Route(program.kind, call, after, reads, self._staged(call), parts, asked)
-        self._found[key] = self._routes[which]
-        return self._found[key]
+        self._routes_by_key[key] = self._routes[which]
+        return self._routes_by_key[key]
 
     def _parts(self, program: Program, results: Results, b: int, length: int) -> dict[str, Part]:
         """Return the parts of a program's results for b sequences and `length` positions."""

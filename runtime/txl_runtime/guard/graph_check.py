@@ -276,7 +276,7 @@ class Walk:
         form = self._operators.get(domain, {}).get(op)
         if form is None or (self._kind != "step" and op not in PLAIN):
             raise RefusedError(f"the operator {name[:60]!a}", "one of the operators that graphs may have")
-        attribute_values = self._given(op, form, attributes)
+        attribute_values = self._values_of(op, form, attributes)
         try:
             if problem := form.problem([value is not None for value in inputs], len(outputs), attribute_values):
                 raise RefusedError(*problem)
@@ -287,7 +287,7 @@ class Walk:
             if output:
                 self._define(output, result)
 
-    def _given(self, op: str, form: Form, attributes: Sequence[bytes]) -> dict[str, Any]:
+    def _values_of(self, op: str, form: Form, attributes: Sequence[bytes]) -> dict[str, Any]:
         """Return the values of a node's attributes, by name, after checking them."""
         allowed, values = form.attributes, dict[str, Any]()
         for entry in attributes:

@@ -71,7 +71,7 @@ class OnnxRuntimeCpu(Engine):
         self._shared: list[Any] = []  # keeps alive the values that sessions read
         # Open all graphs now, so that a graph that differs from the manifest is found before a stream runs.
         self._sessions: dict[str, Any] = {}
-        self._kept: dict[str, Collection[str]] = {}
+        self._idle_states: dict[str, Collection[str]] = {}
         for program in programs:
             if program.file not in self._sessions:
                 self._sessions[program.file] = self._open(program)
@@ -97,7 +97,7 @@ class OnnxRuntimeCpu(Engine):
         return call
 
     def kept(self, program: Program) -> Collection[str]:
-        return self._kept[program.file]
+        return self._idle_states[program.file]
 
     def run(self, program: Program, inputs: Arrays) -> Arrays:
         names = [spec.name for spec in program.outputs]
@@ -149,11 +149,11 @@ class OnnxRuntimeCpu(Engine):
             options.enable_mem_pattern = False  # a memory pattern allocates one block as large as the peak of a run
         path, graph = self._bundle.file(program.file), self._bundle.read(program.file)
         walk = check_graph(graph, str(path), program, self._bundle.manifest)
-        self._kept[program.file] = ()
+        self._idle_states[program.file] = ()
         # ONNX Runtime before 1.21 accepts no folder for the weights, so it gets the graph's path, and the graph must be
         # unchanged.
         if self._takes_bytes and self._forms == "fast":
-            graph, self._kept[program.file] = without_idle_masks(graph, walk, self._bundle.manifest)
+            graph, self._idle_states[program.file] = without_idle_masks(graph, walk, self._bundle.manifest)
         for name, tensor in self._parameters(walk).items():
             self._shared.append(self._value(tensor))
             options.add_initializer(name, self._shared[-1])

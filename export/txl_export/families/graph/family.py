@@ -188,7 +188,7 @@ def take(foreign: Foreign, choices: Choices, listener: Listener, seconds: float 
     listener.stage("open the file in a helper process")
     helper = Helper(foreign, seconds)
     try:
-        return _taken(foreign, choices, helper, listener)
+        return _step_of(foreign, choices, helper, listener)
     except BaseException as error:
         helper.close()
         if isinstance(error, RunError):
@@ -218,7 +218,7 @@ def begin(foreign: Foreign, choices: Choices, listener: Listener, seconds: float
     return opened
 
 
-def _taken(foreign: Foreign, choices: Choices, helper: Helper, listener: Listener) -> ForeignStep:
+def _step_of(foreign: Foreign, choices: Choices, helper: Helper, listener: Listener) -> ForeignStep:
     path, opened, segment = foreign.path, None, dict[str, int]()
     runner = helper.open(foreign.data)
     fixed, constants = fix(foreign, choices.fix)

@@ -69,7 +69,7 @@ class StepNetwork(nn.Module):
                 outputs[entry.name] = F.log_softmax(outputs[entry.name].float(), dim=-1)
         if plan.streams == "independent":
             assert valid is not None
-            after = {name: self._kept(name, valid, after[name], held[name]) for name in self._states}
+            after = {name: self._state_after(name, valid, after[name], held[name]) for name in self._states}
         return (*(outputs[entry.name] for entry in plan.outputs), *(after[name] for name in self._states))
 
     @property
@@ -97,7 +97,7 @@ class StepNetwork(nn.Module):
         shape = self._transition.stage.shapes[name]
         return None if shape is None else torch.zeros(shape, dtype=TORCH[self._states[name].dtype])
 
-    def _kept(self, name: str, valid: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    def _state_after(self, name: str, valid: Tensor, new: Tensor, old: Tensor) -> Tensor:
         """Return the new state for sequences that run and the old state for idle ones."""
         axis = self._states[name].batch_axis
         assert axis is not None

@@ -166,12 +166,12 @@ def make_plan(spec: StepSpec, batch_size: int, segment_lengths: Sequence[int], l
         spec.module.eval()
         original = ModuleCopy(spec.module)
         try:
-            return _found(spec, batch_size, asked, original, warnings, listener)
+            return _plan_of(spec, batch_size, asked, original, warnings, listener)
         finally:
             original.put_back()
 
 
-def _found(
+def _plan_of(
     spec: StepSpec, batch_size: int, asked: Sequence[int], original: ModuleCopy, warnings: list[str], listener: Listener
 ) -> Plan:
     if not original.whole:
@@ -181,7 +181,7 @@ def _found(
         lengths = tuple(sorted(set(asked), reverse=True))
         transitions = reached(eager, batch_size, lengths, MOST_TRANSITIONS if _may_be_open(spec) else MOST_GRAPHS)
     else:
-        lengths, transitions, dropped = _taken(eager, batch_size)
+        lengths, transitions, dropped = _usual_lengths(eager, batch_size)
         warnings += dropped
     outputs, dtypes = _outputs(eager, batch_size, lengths)
     spec = replace(spec, outputs=outputs)
@@ -224,7 +224,7 @@ def _may_be_open(spec: StepSpec) -> bool:
     return any(entry.grows is not None for entry in entries) and all(entry.initial is not None for entry in entries)
 
 
-def _taken(eager: Eager, batch_size: int) -> tuple[tuple[int, ...], tuple[Transition, ...], list[str]]:
+def _usual_lengths(eager: Eager, batch_size: int) -> tuple[tuple[int, ...], tuple[Transition, ...], list[str]]:
     """Return the usual segment lengths that the module takes, their transitions, and notes on those that it refuses."""
     lengths: tuple[int, ...] = ()
     transitions: tuple[Transition, ...] = ()

@@ -126,7 +126,7 @@ class _Layers:
         self.lines: list[str] = []
         self.calls: list[_Call] = []
         self.buffers: dict[str, Tensor] = {}
-        self._told: set[str] = set()
+        self._commented: set[str] = set()
         self._write(top, "self", "")
 
     def _write(self, part: Part, place: str, name: str) -> None:
@@ -135,8 +135,8 @@ class _Layers:
             if layers := _called(part, name):
                 text = ", ".join(layer.text for layer in layers)
                 text = text if layers[0] == layer_of(part, name) else f"nn.Sequential({text})"
-                new = dict.fromkeys(layer.kind for layer in layers if layer.kind in NOT_STORED.keys() - self._told)
-                self._told |= new.keys()
+                new = dict.fromkeys(layer.kind for layer in layers if layer.kind in NOT_STORED.keys() - self._commented)
+                self._commented |= new.keys()
                 self.lines += [f"# Not in the file, of every {kind}: {NOT_STORED[kind]}." for kind in new]
                 self.lines.append(f"{place} = {text}")
                 self.calls.append(_Call(place, layers, text))

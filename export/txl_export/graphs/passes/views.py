@@ -241,12 +241,12 @@ def columns_of(build: Builder, view: View) -> tuple[ir.Value, ir.Value | None]:
     for one in view.columns:
         which = (which[:, None] + np.arange(one.size) * one.step).ravel()
     weight = product.weight if product.turned else build.transpose(product.weight, (1, 0))
-    parts = [None if one is None else _taken(build, one, which, product.columns) for one in (weight, product.bias)]
+    parts = [None if one is None else _columns(build, one, which, product.columns) for one in (weight, product.bias)]
     assert parts[0] is not None
     return parts[0], parts[1]
 
 
-def _taken(build: Builder, constant: ir.Value, which: NDArray[np.int64], columns: int) -> ir.Value:
+def _columns(build: Builder, constant: ir.Value, which: NDArray[np.int64], columns: int) -> ir.Value:
     first, end = int(which[0]), int(which[-1]) + 1
     if end - first > len(which):
         return build.gather(constant, which, 0)

@@ -249,15 +249,15 @@ class _Follow:
         apart = [[(self._own[axis], (axis,)) for axis in dim[1]] if len(dim[1]) > 1 else [dim] for dim in dims]
         units = [unit for each in apart for unit in each]
         wanted = [dims[at][0] if size == 0 else size for at, size in enumerate(target)]
-        front = _taken(wanted, units)
+        front = _first_sizes(wanted, units)
         units.reverse()
-        behind = _taken(wanted[len(front) :][::-1], units)[::-1]
+        behind = _first_sizes(wanted[len(front) :][::-1], units)[::-1]
         left = len(wanted) - len(front) - len(behind)
         middle = [(None, _axes_of(units[::-1]))] if left == 1 else [(None, ())] * left
         return [[*front, *middle, *behind]] if target else []
 
 
-def _taken(wanted: Sequence[Any], units: Dims) -> Dims:
+def _first_sizes(wanted: Sequence[Any], units: Dims) -> Dims:
     """Match the first sizes of a Reshape with axes up to one that is unclear; remove these axes from `units`."""
     dims = Dims()
     for size in wanted:

@@ -87,7 +87,7 @@ class _Pairing:
     """The possible pairs, and those that are chosen."""
 
     def __init__(self, inputs: Inputs, runner: Runner, stated: Mapping[str, str]) -> None:
-        self._inputs, self._runner, self._said = inputs, runner, stated
+        self._inputs, self._runner, self._stated = inputs, runner, stated
         self._given, self._first, self._other = inputs.given, inputs.first, inputs.draw(1)
         self._ports = {port.name: port for port in inputs.foreign.inputs}
         alike = defaultdict[tuple[str, int], list[str]](list)
@@ -97,23 +97,23 @@ class _Pairing:
         if len(pairs) > MOST_PAIRS:
             raise RunError(f"{len(pairs)} pairs of inputs and outputs fit, expected at most {MOST_PAIRS}")
         self._grown = {pair: axes for pair in pairs if (axes := self._fits(*pair)) is not None}
-        self._taken = {name: output for name, output in stated.items() if output}
+        self._paired = {name: output for name, output in stated.items() if output}
 
     def decide(self) -> Paired:
         """Return the result for `pair`."""
-        reasons, carried = dict.fromkeys(self._taken, "said"), self._inputs.structure.carried
+        reasons, carried = dict.fromkeys(self._paired, "said"), self._inputs.structure.carried
         alike = {pair: likeness(*pair) for pair in self._free(self._grown)}
         recurrent = {pair: how for pair, how in alike.items() if pair[0] in carried.get(pair[1], ())}
-        self._taken |= (chosen := _best(recurrent))
+        self._paired |= (chosen := _best(recurrent))
         reasons |= dict.fromkeys(chosen, "recurrent")
         named = _best({pair: alike[pair] for pair in self._free(alike) if alike[pair]})
-        self._taken |= (chosen := self._shown(named))
+        self._paired |= (chosen := self._shown(named))
         reasons |= dict.fromkeys(chosen, "named")
         result = Paired()
         for name, port in self._ports.items():
             if name in reasons:
-                grows = next(iter(self._grown.get((name, self._taken[name]), [])), None)
-                result.states.append(State(name, self._taken[name], port.shape, port.dtype, reasons[name], grows))
+                grows = next(iter(self._grown.get((name, self._paired[name]), [])), None)
+                result.states.append(State(name, self._paired[name], port.shape, port.dtype, reasons[name], grows))
         left = defaultdict[str, list[str]](list)
         for name, output in self._free(self._grown):
             left[name].append(output)
@@ -140,7 +140,7 @@ class _Pairing:
 
     def _free(self, pairs: Iterable[Pair]) -> list[Pair]:
         """Return the pairs whose input and output are both free."""
-        inputs, returned = {*self._taken, *self._said}, {*self._taken.values()}
+        inputs, returned = {*self._paired, *self._stated}, {*self._paired.values()}
         return [pair for pair in pairs if pair[0] not in inputs and pair[1] not in returned]
 
     def _shown(self, named: Mapping[str, str]) -> dict[str, str]:
@@ -150,7 +150,7 @@ class _Pairing:
         for a state without effect, a change of data must change the state.
         """
         named = {name: output for name, output in named.items() if not self._inputs.stretches(name)}
-        pairs = self._taken | named
+        pairs = self._paired | named
         if not (self._data(pairs) and {*self._first} - {*pairs.values()}):
             return {}
         fed = self._changed(self._data(pairs))
@@ -169,14 +169,14 @@ class _Pairing:
 
     def _may_be_state(self, name: str, outputs: Collection[str]) -> bool:
         """Return whether data would still go in and out if this input were a state."""
-        others = {*self._first} - {*self._taken.values(), *outputs}
-        return bool(self._data({name, *self._taken})) and (not self._taken or bool(others))
+        others = {*self._first} - {*self._paired.values(), *outputs}
+        return bool(self._data({name, *self._paired})) and (not self._paired or bool(others))
 
     def _suggested(self, asked: Mapping[str, Collection[str]]) -> dict[str, str]:
         """Choose an output to try for each input, last inputs first, because states usually come after data."""
         pairs = dict[str, str]()
         for name in reversed([*asked]):
-            paired = self._taken | pairs
+            paired = self._paired | pairs
             free = [output for output in asked[name] if output not in paired.values()]
             if free and self._data({**paired, name: free[0]}) and {*self._first} - {*paired.values(), free[0]}:
                 pairs[name] = free[0]

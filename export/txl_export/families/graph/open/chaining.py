@@ -74,7 +74,7 @@ def check_opened(
     for length in lengths:
         segments = max(SEGMENTS, -(-LEAST // length))
         try:
-            wanted = whole(_feeds(step, *_given(spec, batch, length * segments), step.shown))
+            wanted = whole(_feeds(step, *_start_of(spec, batch, length * segments), step.shown))
         except UsageError as error:
             raise UsageError(
                 f"--open made {opened} explicit, and nothing shows that a chain is right, because the file does not "
@@ -163,7 +163,7 @@ def divisible(spec: StepSpec, batch: int, length: int, shorter: int) -> bool:
     return all(_apart(chain[name], values) <= LIMIT for name, values in wanted.items())
 
 
-def _given(spec: StepSpec, batch: int, length: int) -> tuple[Mapping[str, Tensor], Held]:
+def _start_of(spec: StepSpec, batch: int, length: int) -> tuple[Mapping[str, Tensor], Held]:
     """Return inputs of `length` positions and initial states, always the same: from samples if they are long enough."""
     samples = spec.samples
     enough = samples is not None and all(
@@ -183,9 +183,9 @@ def _feeds(
 
 
 def _chained(spec: StepSpec, batch: int, total: int, length: int) -> dict[str, Array]:
-    """Return the outputs of segments, one after another, over the positions of `_given`."""
+    """Return the outputs of segments, one after another, over the positions of `_start_of`."""
     eager, parts = Eager(spec), list[Mapping[str, Tensor]]()
-    inputs, held = _given(spec, batch, total)
+    inputs, held = _start_of(spec, batch, total)
     counts = torch.full((batch,), length, dtype=torch.int32)
     axes = {entry.name: entry.axes.positions for entry in (*spec.inputs, *spec.output_specs)}
     for first in range(0, total, length):

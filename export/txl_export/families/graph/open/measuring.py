@@ -79,9 +79,9 @@ class Sizes:
         if value is not None and value.const_value is not None:
             return tuple(value.const_value.shape.numpy())
         one, two = (run.get(value, _NOTHING).sizes for run in (self._short, self._other))
-        return tuple(self._told(a, b) for a, b in zip(one, two, strict=False))
+        return tuple(self._size_of(a, b) for a, b in zip(one, two, strict=False))
 
-    def _told(self, one: int | None, two: int | None) -> Size | None:
+    def _size_of(self, one: int | None, two: int | None) -> Size | None:
         """Return a number that two measurements agree on, or the symbol that had these numbers in both; else None."""
         names = [symbols.get(number or 0) for symbols, number in zip(self._symbols, (one, two), strict=True)]
         return one if one == two else names[0] if names[0] == names[1] else None
@@ -113,7 +113,7 @@ class Sizes:
         """Return the number of rows by which an axis of `cut` is shorter than that of `value`; None if unknown."""
         runs = [[run.get(end, _NOTHING).sizes for end in (value, cut)] for run in (self._short, self._other)]
         run = [(one[axis] or 0) - (two[axis] or 0) for one, two in runs if len(one) == len(two) > axis]
-        return self._told(run[0], run[1]) if len(run) == 2 else None
+        return self._size_of(run[0], run[1]) if len(run) == 2 else None
 
     def _is_fixed(self, node: ir.Node) -> bool:
         """Return whether a node hides its input's length: a Reshape to [B, 7, 6], or a Slice up to 7."""
