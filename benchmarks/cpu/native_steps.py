@@ -71,9 +71,9 @@ def step_bytes(name: str, model: txl_runtime.Model) -> float:
 def measure(
     ways: list[tuple[str, Path, str]], threads: int, rounds: int
 ) -> tuple[dict[tuple[str, int], list[float]], dict[str, float]]:
-    """Return seconds by way and length, and those in which memory would deliver a decode step's bytes, by way.
+    """Return seconds by way and length, and by way the seconds in which memory would deliver a decode step's bytes.
 
-    Seconds are of the clock, and with the length negative of all threads' processor time.
+    Seconds of wall time have the length as their key; processor seconds of all threads have the negative length.
     """
     models = {name: txl_runtime.load(path, backend, threads=threads) for name, path, backend in ways}
     streams, rng = {name: model.stream() for name, model in models.items()}, np.random.default_rng(0)

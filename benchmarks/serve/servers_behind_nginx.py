@@ -65,7 +65,7 @@ def measured(bundle: Path, way: Way, sessions: int) -> Measured:
             (port,) = free_ports(1)
             ports = [server.port for server in servers]
             lines = lines_of_nginx(port, [ports[0], ports[-1]])
-            if way.servers == 1:  # the lines name two servers
+            if way.servers == 1:  # the page's lines name two servers; leave one out
                 lines = lines.replace(f"    server 127.0.0.1:{ports[0]} max_fails=0;", "", 1)
             stack.enter_context(nginx(folder / "nginx", lines, port))
         failed = list[str]()

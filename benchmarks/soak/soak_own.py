@@ -57,8 +57,8 @@ def soak(folder: Path, steps: int, seed: int, threads: int) -> dict[str, Any]:
     """Step a bundle, its module in float64 and its module in float32 side by side.
 
     Returns:
-        steps: how many; count_exact: whether the count is what it must be; looks: now and then, the errors of what is
-        shown, of the phase and of the total, in the bundle and in PyTorch's float32.
+        steps: number of steps. count_exact: True if the count has the right value. looks: from time to time, the errors
+            of the result, of the phase and of the total, in the bundle and in PyTorch's float32.
     """
     wanted = spec()
     log("export a step that never forgets")

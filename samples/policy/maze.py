@@ -80,14 +80,15 @@ class Mazes:
 def play(
     scores_of: Callable[[Array], Array], reset: Callable[[Array], None], rows: int, episodes: int, seed: int = 1
 ) -> list[Episode]:
-    """The control loop: observe, take the best action, reset the rows that begin anew. Returns the first episodes.
+    """Run the control loop: observe, take the best action, reset the rows that begin a new episode. Return the first
+    episodes.
 
     Args:
         scores_of: f(observations [rows, 9]) → scores [rows, 3].
-        reset: f(rows that begin anew, bool [rows]).
-        rows: environments at once.
-        episodes: to play in all.
-        seed: of the mazes.
+        reset: f(rows to reset, bool [rows]).
+        rows: number of environments that run at once.
+        episodes: number of episodes to play in all.
+        seed: seed of the mazes.
     """
     mazes = Mazes(rows, seed)
     episodes_by_number = {number: Episode() for number in range(episodes)}
@@ -106,11 +107,11 @@ def play(
 
 
 def lessons(rows: int, seed: int) -> tuple[Array, Array, Array, Array]:
-    """Mazes as somebody with a memory walks them, for imitation.
+    """Return mazes as a player with a memory walks them, for imitation.
 
     Returns:
-        Observations [rows, steps, 9], right actions, doors still to come, and how much each step counts, all
-        [rows, steps]; nothing counts behind the last door.
+        Observations [rows, steps, 9], right actions, doors still to come, and the weight of each step, all
+        [rows, steps]; the weight is 0 after the last door.
     """
     mazes = Mazes(rows, seed)
     walked = []

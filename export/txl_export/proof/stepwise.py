@@ -79,7 +79,7 @@ class _Pair:
         self._outputs = {output.name: output.axes for output in manifest.outputs}
 
     def advance(self, segments: int) -> None:
-        """Run segments of the longest length."""
+        """Run some segments of the longest length on both sides."""
         longest = self._manifest.segment_lengths[0]
         for _ in range(segments):
             self._run(self._source.take(self._count, longest), longest)

@@ -29,8 +29,8 @@ class Engine(Protocol):
         """Bind a program to C-contiguous arrays of the program's shapes and dtypes, and return the call.
 
         Arrays of a softmax program may have any number of rows. Outputs must not overlap inputs, except for the state
-        of a ring, which is one array for both. For example, inputs {"ids": [4, 1]} and outputs
-        {"logprobs": [4, 1, 256]}.
+        of a ring, which is one array for both. For example, inputs {"ids": [4, 1]} and outputs {"logprobs":
+        [4, 1, 256]}.
         """
 
     def kept(self, program: Program) -> Collection[str]:

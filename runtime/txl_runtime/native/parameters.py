@@ -164,8 +164,8 @@ class Parameters:
     def largest(self, start: str, shape: Sequence[int]) -> Floats:
         """Return the tensor with the most columns of those named `start` and a number, [*shape, columns].
 
-        Tables of positions of several programs differ in the largest distance alone. For example, of
-        positions.1 [2, 4, 9] and positions.8 [2, 4, 16] the second is returned.
+        Tables of positions of several programs differ in the largest distance alone. For example, of positions.1
+        [2, 4, 9] and positions.8 [2, 4, 16] the second is returned.
         """
         widths = {
             name: entry.shape[-1] for name, entry in self._entries.items() if name.startswith(start) and entry.shape

@@ -178,8 +178,8 @@ class Job:
 
     @property
     def positions_left(self) -> int:
-        """The number of positions that could be fed now: the rest of the request's own, or 1 for the last
-        drawn token.
+        """The number of positions that could be fed now: the rest of the request's own, or 1 for the last drawn
+        token.
         """
         return max(1, self.length - self.at)
 
@@ -250,8 +250,8 @@ class Part:
 
     @property
     def interrupted(self) -> bool:
-        """True if the number of drawn tokens does not fit the positions that were fed, because a draw was
-        interrupted.
+        """True if a draw was interrupted, so that the number of drawn tokens does not fit the positions that were
+        fed.
         """
         drawing = self.job.at - max(self.first, self.job.length - 1) if self.job.work.max_new_tokens else 0
         return len(self.drawn) != max(0, drawing)

@@ -102,7 +102,7 @@ class BestWords:
         return (ids[:low], weights[:low]) if low == high else None
 
     def against(self, row: Floats, temperature: float) -> Iterator[tuple[Floats, Floats]]:
-        """Yield pairs (found, expected from the whole row [b, V]) for each part: values, values at the ids, logs of
+        """Yield pairs (result, expected from the whole row [b, V]) for each part: values, values at the ids, logs of
         sums.
 
         With V 256 and two parts, the ids of a part may be [2, 8].

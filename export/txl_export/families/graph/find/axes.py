@@ -63,7 +63,7 @@ class _Follow:
         self._graph(graph)
 
     def kinds(self) -> Kinds:
-        """Return the result for `read_axes`."""
+        """Return the facts about the axes of inputs and outputs, as `read_axes` returns them."""
         kinds, roots = Kinds(), {label: {*map(self._root, axes)} for label, axes in self._labels.items()}
         strong = {root for kind in KINDS for root in roots.get(kind, ())}
         weak = {"positions": strong | roots.get("weak sequences", set()), "sequences": strong}
