@@ -100,13 +100,13 @@ class House:
     """The counts of a checkout.
 
     Attributes:
-        lines: by room, all lines and those of code.
-        beside: all lines of what is no Python of the product, by the names of `BESIDE`.
-        openings: where docstrings begin with a word of `OPENINGS`, by that word.
-        inner: by package, where imports of own packages stand inside functions.
-        upward: by package or room of the runtime, arrows that go up.
+        lines: for each room, the number of lines and of lines of code.
+        beside: number of lines of files besides the product's Python, by the names of `BESIDE`.
+        openings: for each word of `OPENINGS`, the places of docstrings that begin with it.
+        inner: for each package, the places of imports of own packages inside functions.
+        upward: for each package, or room of the runtime, the imports from a higher level.
         circles: modules or rooms that import one another.
-        questions: by room, where there is a question about the kind of model, and of which form.
+        questions: for each room, place and form of the questions about the kind of model.
     """
 
     lines: dict[str, list[int]] = field(default_factory=dict)

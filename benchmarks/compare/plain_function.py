@@ -36,8 +36,8 @@ class PlainFunction:
 
     Args:
         package: a folder that `txl-deploy package --target c` wrote, with the weights inside.
-        manifest: of its bundle.
-        folder: where the shared object goes.
+        manifest: the manifest of its bundle.
+        folder: the folder for the shared object.
 
     Attributes:
         batch_size, length: B and L of a step.

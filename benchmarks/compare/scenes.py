@@ -24,8 +24,8 @@ class Scenes:
     """The scenes that streams of one loaded model go through.
 
     Args:
-        model: what `txl_runtime.load` returned.
-        snapshot: where the state of a stream is stored.
+        model: the result of `txl_runtime.load`.
+        snapshot: the path to store a stream's state.
         others: a state that the other record stored, for a fresh stream to continue; None for one's own.
     """
 

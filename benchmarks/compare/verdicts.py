@@ -36,12 +36,12 @@ class Case:
     """A bundle.
 
     Attributes:
-        name: of it.
-        config: what is changed of a small Transformer-XL; None for a step of one's own.
-        options: of the export.
-        source: of a step of one's own, FILE.py:FUNCTION below this checkout.
-        oracle: the case that it is instead of these, of `tests/helpers/oracle.py` or `oracle_stateful.py` beside it.
-        faults: which are put into it: all that there are for its kind, or one in an output and one in a state.
+        name: the bundle's name.
+        config: changes to a small Transformer-XL's config; None for a user's own step.
+        options: options of the export.
+        source: a user's own step, FILE.py:FUNCTION below this checkout.
+        oracle: instead of these, a case of `tests/helpers/oracle.py` or of `oracle_stateful.py` beside it.
+        faults: the faults to inject: all for its kind, or one in an output and one in a state.
     """
 
     name: str

@@ -42,10 +42,10 @@ class TorchOnGpu:
     """PyTorch on a GPU, as a competitor.
 
     Args:
-        bundle: of a precision of `DTYPES`.
+        bundle: the bundle, whose precision is in `DTYPES`.
         form: `EAGER`, `RELEASED`, or one of `MODES`.
         device: "cuda"; tests say "cpu" or "meta".
-        temperature, top_k: of draws.
+        temperature, top_k: options of draws.
     """
 
     def __init__(self, bundle: Bundle, form: str, device: str, temperature: float = 0.8, top_k: int = 50) -> None:

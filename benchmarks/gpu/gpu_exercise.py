@@ -48,8 +48,8 @@ class Exercise:
 
     Attributes:
         worst: largest difference, relative to max(1, largest value).
-        done: how often each kind of work was done.
-        wrapped: how often a sequence went around the end of its ring.
+        done: the number of times that each kind of work was done.
+        wrapped: the number of times that a sequence went around the end of its ring.
         recorded: per program and side, whether its steps are recorded.
     """
 

@@ -59,15 +59,15 @@ class Item:
     """One process.
 
     Attributes:
-        kind: of `STEPS`, or "program": a script beside this file, which says itself what it does.
-        engine: what runs, "" for an export.
-        precision, batch: of the bundle.
+        kind: a key of `STEPS`, or "program" for a script beside this file, which reports its own steps.
+        engine: the engine that runs; "" for an export.
+        precision, batch: the bundle's precision and batch size.
         bundle: its folder.
-        title: of a program.
-        command: of a program: the script and its options.
+        title: the title of a program.
+        command: the command of a program: the script and its options.
         limit: seconds that it may take.
         needs: packages that it imports.
-        behind: it runs while the items before it do.
+        behind: True if it runs beside the items before it.
     """
 
     kind: str
@@ -173,10 +173,10 @@ class Runner:
 
     Args:
         given: the options.
-        environment: of the processes.
+        environment: the environment of the processes.
 
     Attributes:
-        outcomes: of all items so far.
+        outcomes: the outcomes of all items so far.
     """
 
     def __init__(self, given: argparse.Namespace, environment: Mapping[str, str]) -> None:

@@ -44,10 +44,10 @@ class Checks:
     """The base of all checks.
 
     Args:
-        driver, device: what is checked.
+        driver, device: the driver and the device to check.
         big: bytes whose number should not fit 31 bits.
         piece: bytes that are copied to measure copies.
-        seed: of the bytes that are copied.
+        seed: the seed of the copied bytes.
     """
 
     def __init__(self, driver: Driver, device: Device, big: int, piece: int, seed: int = 0) -> None:

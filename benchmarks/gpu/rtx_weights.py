@@ -171,8 +171,8 @@ class Room(NamedTuple):
     """The memory that a model takes on a device, in bytes of fp16.
 
     Attributes:
-        weights: each once, as an engine holds them that shares none.
-        once, each: where engines share: what lies there for all, and what each holds.
+        weights: every weight once, as in an engine that shares none.
+        once, each: if engines share weights: the shared bytes, and the bytes in each engine.
     """
 
     weights: int

@@ -45,7 +45,7 @@ class Interpreter:
 
     Args:
         graph: an ONNX file's bytes.
-        folder: where its weights lie.
+        folder: the folder with its weights.
         device: "cuda:0" or "cpu".
         in_place: outputs that have the memory of an input.
         weights: tensors by name that other graphs of the same folder have; new ones are added.

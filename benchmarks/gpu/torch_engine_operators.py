@@ -46,10 +46,10 @@ class Node:
     """One node of a graph.
 
     Attributes:
-        operator, name: its operator, and what messages call it.
-        attributes: by name.
-        static: whole numbers of those inputs that are `STATIC`, by place.
-        results: how many it has.
+        operator, name: its operator, and its name in messages.
+        attributes: its attributes by name.
+        static: for each input in `STATIC`, its whole numbers, by place.
+        results: the number of its results.
         in_place: whether the first tensor may be overwritten with the result.
     """
 

@@ -28,9 +28,9 @@ class OperatorTimes(Struct, frozen=True, kw_only=True):
 
     Attributes:
         call: processor time of a call without the profiler, the median.
-        engine: what the engine's own call takes of it, the median.
-        operators: by type of operator, how many nodes of it run in a call and how long all of these take, with the
-            profiler's own time in it: the mean without the slowest quarter, in which others had the processor.
+        engine: the median share of the engine's own call in that time.
+        operators: for each type of operator, the number of its nodes in a call and the time of all of them, with the
+            profiler's own time: the mean without the slowest quarter, in which other processes ran.
     """
 
     call: float

@@ -76,7 +76,7 @@ class OpenVino:
 
     Args:
         path: the file.
-        threads: of the plugin.
+        threads: number of threads of the plugin.
         precision: "f32" or "bf16", the INFERENCE_PRECISION_HINT.
     """
 
@@ -125,7 +125,7 @@ class PlainExport(KeyValue):
 
     Attributes:
         given: while a step is exported, keys and values of each layer in turns, [B, H, M, d_head]; else none.
-        after: what they are after the step.
+        after: the keys and values after the step.
     """
 
     def __init__(

@@ -51,9 +51,9 @@ class Row(Struct, frozen=True, kw_only=True):
     """One step with one number of threads.
 
     Attributes:
-        ways: what was measured, by way; the bundle's is `OURS`.
-        left_out: by way, why it was not timed.
-        profiles: by way, where its time goes in ONNX Runtime, of the bundle and of the best way by hand.
+        ways: the measurements by way; the bundle's way is `OURS`.
+        left_out: for each way that was not timed, the reason.
+        profiles: the times of operators in ONNX Runtime, for the bundle and for the best way by hand.
     """
 
     step: str

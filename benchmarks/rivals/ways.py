@@ -56,11 +56,11 @@ class HandDriven(Competitor):
     """An ONNX file as its user runs it: `session.run` with a dictionary, and new states fed back.
 
     Args:
-        name: of the way.
-        path: of the file; its new states are called as the states, with `AFTER` behind.
+        name: the way's name.
+        path: the ONNX file; a new state has the state's name with the suffix `AFTER`.
         model: the bundle, opened.
-        first: what states begin as, by name; zeros for the others.
-        threads: of the session.
+        first: initial values of states by name; zeros for the others.
+        threads: number of threads of the session.
     """
 
     def __init__(
@@ -119,14 +119,14 @@ class _Positional(nn.Module):
 
 
 def makers(names: tuple[str, ...], step: Step, model: Model, folder: Path, threads: int) -> dict[str, Maker]:
-    """Makers of the ways of these names that there are for a step.
+    """Return makers of the named ways that exist for a step.
 
     Args:
         names: some of `NAMES`.
-        step: what is timed.
+        step: the step to time.
         model: its bundle, opened.
-        folder: where exported files are kept, and found again.
-        threads: of PyTorch and of ONNX Runtime.
+        folder: the folder that keeps exported files for later runs.
+        threads: number of threads of PyTorch and of ONNX Runtime.
     """
     results: dict[str, Maker] = {}
     torch.set_num_threads(threads)

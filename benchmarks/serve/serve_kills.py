@@ -109,18 +109,18 @@ def main() -> None:
 
 
 def kills(bundle: Path, folder: Path, count: int, sessions: int, tokens: int, seed: int) -> dict[str, Any]:
-    """Kill a server that many times.
+    """Kill a server repeatedly while clients read.
 
     Args:
-        bundle: what is served; its ids are bytes.
-        folder: for checkpoints and logs.
-        count: kills.
-        sessions: that read at once.
-        tokens: of each session's text; a session that has read it begins anew under the same name.
-        seed: of the moments.
+        bundle: the bundle to serve; its ids are bytes.
+        folder: the folder for checkpoints and logs.
+        count: number of kills.
+        sessions: number of sessions that read at once.
+        tokens: number of tokens of each session's text; after the end, the session begins again under the same name.
+        seed: the seed of the moments of the kills.
 
     Returns:
-        what was counted, and what was wrong.
+        The counts, and descriptions of errors.
     """
     readers, draws = [Reader(number, tokens) for number in range(sessions)], random.Random(seed)
     server = Server(bundle, folder / "truth.log")

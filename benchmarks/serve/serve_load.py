@@ -83,19 +83,19 @@ def load(
     options: tuple[object, ...],
     sizes: tuple[int, ...] = (),
 ) -> dict[str, Any]:
-    """Let clients loose on a server.
+    """Put the load of many clients on a server.
 
     Args:
-        bundle: what is served.
-        folder: for logs.
-        clients: at once.
-        requests: of each.
+        bundle: the bundle to serve.
+        folder: the folder for logs.
+        clients: number of clients at once.
+        requests: number of requests of each client.
         kill_every: seconds between two clients that are killed; 0 for none.
-        options: of the server.
+        options: options of the server.
         sizes: characters of the longest prompt, and tokens of an answer.
 
     Returns:
-        counts of answers by kind, times, memory, and what went wrong.
+        Counts of answers by kind, times, memory, and descriptions of errors.
     """
     folder.mkdir()
     server = Server(bundle, folder / "server.log", *options)

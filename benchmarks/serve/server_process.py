@@ -25,9 +25,9 @@ class Server:
     """`txl-deploy serve` on a free port.
 
     Args:
-        bundle: what it serves.
+        bundle: the bundle to serve.
         log: the file that gets what it says.
-        options: of the command.
+        options: options of the command.
     """
 
     def __init__(self, bundle: Path, log: Path, *options: object) -> None:

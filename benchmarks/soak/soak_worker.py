@@ -65,11 +65,11 @@ class Options(msgspec.Struct, frozen=True):
     """The options that `soak.py` passes.
 
     Attributes:
-        bundle: whose stream is soaked.
+        bundle: the bundle whose stream is soaked.
         beside: the bundle that is replaced and reloaded.
-        folder: where results go, and snapshots as files.
+        folder: the folder for results and for snapshots as files.
         steps, seconds: operations to do, or seconds to do them in, whichever ends first.
-        looks: how often what the stream holds is written down.
+        looks: the number of times that the stream's state is written down.
         interval: seconds between two reloads.
     """
 
@@ -278,12 +278,13 @@ class Play:
 
 
 class Beside(threading.Thread):
-    """A reader of a bundle that is replaced: it loads the new one, holds it against what was known, drops the old one.
+    """A reader of a bundle that is replaced: it loads the new one, compares its answer with the known one, and drops
+    the old one.
 
     Attributes:
-        counts: what happened.
-        wrong: what must not happen, in words.
-        seconds: of every load.
+        counts: the number of each event.
+        wrong: errors in words.
+        seconds: the seconds of every load.
     """
 
     def __init__(self, options: Options) -> None:

@@ -72,8 +72,8 @@ def round_matrix(stored: Array, rounding: Rounding, dtype: str) -> tuple[Array, 
 
     Returns:
         codes: int8 [in, out], or the bits of fp8 as uint8.
-        scales: of the bundle's type, [] or for int4 [in / 64, out].
-        values: what codes and scales stand for, of the bundle's type.
+        scales: scales of the bundle's type, [] or for int4 [in / 64, out].
+        values: the values that codes and scales stand for, of the bundle's type.
     """
     matrix, code = to_float32(stored, dtype), CODES.get(rounding, "int8")
     most, rows = (FOURS, BLOCK) if rounding == "int4" else (LARGEST[code], matrix.size)
@@ -172,7 +172,7 @@ def rounded_copy(bundle: Bundle, places: Collection[tuple[int, tuple[int, ...]]]
     """Yield a copy of a bundle, without engines, whose matrices have the values that an engine's codes stand for.
 
     Args:
-        places: of each matrix the offset in the weight file, and its shape.
+        places: the offset in the weight file and the shape of each matrix.
     """
     dtype, weights = STATE_DTYPES[bundle.manifest.precision], bundle.manifest.weights
     with tempfile.TemporaryDirectory(prefix=f"txl-deploy-{rounding}-") as place:

@@ -47,7 +47,7 @@ class Layer(nn.Module):
         """Rows [B, memory + L, width], the last L of which are returned.
 
         Args:
-            rows: what was remembered, then what is new.
+            rows: the remembered rows, then the new ones.
             table: a row for each distance.
             behind: [L, memory + L], distances.
             visible: [B, 1, L, memory + L].

@@ -15,14 +15,14 @@ Array: TypeAlias = np.ndarray[Any, Any]
 class Ears:
     """Several streams that begin and end when they like, in chunks of any size.
 
-    Each has a buffer of the frames that are still needed. As soon as one holds a segment and what lies ahead of it,
-    that segment runs, together with those of all other streams that hold one; the rest of the batch is idle.
+    Each has a buffer of the frames that are still needed. When a buffer holds a segment and the frames ahead of it,
+    that segment runs, together with those of all other streams that are ready; the rest of the batch is idle.
 
     Attributes:
-        model, stream: what listens.
-        input, output: names, of frames and of what comes back for each.
-        segment, ahead: frames of a segment, and those behind it that a step sees.
-        waiting: of each stream, frames that came and have no result yet.
+        model, stream: the bundle's model, and its stream.
+        input, output: the names of the input of frames and of the output with a result per frame.
+        segment, ahead: number of frames of a segment, and of frames after it that a step also reads.
+        waiting: for each stream, the frames that have no result yet.
     """
 
     def __init__(self, model: txl_runtime.Model) -> None:

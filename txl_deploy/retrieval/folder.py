@@ -65,10 +65,10 @@ class Header(Struct, frozen=True, kw_only=True):
     Attributes:
         model_id: the model whose features these are.
         width: F, numbers of a feature.
-        feature: what it is: what entered the softmax, or the last feed-forward layer.
+        feature: the kind of feature: the input of the softmax, or of the last feed-forward layer.
         rows: positions.
         files: every file by its name.
-        complete: whether the build has ended; if not, it goes on with the same command.
+        complete: True if the build has ended; if not, the same command continues it.
         begun: the text that was being read.
         clustered: rows that the index was trained for; 0 for no index.
     """

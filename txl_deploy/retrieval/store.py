@@ -69,15 +69,15 @@ class Store:
     Args:
         search: finds candidates among the features.
         features: float16 [rows, F].
-        tokens: int32 [rows], the token after each.
-        texts: by the hash of a text's token ids, its first row and its end.
+        tokens: int32 [rows], the token after each row's position.
+        texts: for the hash of each text's token ids, the text's first row and its end.
         neighbours: K.
         temperature: T.
-        weight: W, or the gate that says it of each position.
-        columns: those of a model's rows that are the feature.
+        weight: W, or the gate that computes it for each position.
+        columns: the columns of the model's rows that are the feature.
 
     Attributes:
-        feature: what its rows hold.
+        feature: the kind of feature in its rows.
         parts: the texts, in the order of their rows.
         identity: the rows and the numbers of the mixture in words, for files of results.
         searches: a counter of positions: all that were asked for, and those for which a search was made.

@@ -41,8 +41,8 @@ class WebPackage:
     Attributes:
         folder: its folder, or its single file.
         name: the model's name, the page's title.
-        bundle_bytes, engine_bytes, page_bytes: what a page downloads of each, without compression, or what each takes
-            in a single file; `page_bytes` with the runtime.
+        bundle_bytes, engine_bytes, page_bytes: uncompressed bytes of each part that a page downloads, or
+            the bytes of each in a single file; `page_bytes` includes the runtime.
     """
 
     folder: Path

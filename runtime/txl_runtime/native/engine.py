@@ -220,7 +220,7 @@ class Weights:
     """A bundle's weights as the step in C asks for them.
 
     Attributes:
-        tables: of the embedding, once they were given.
+        tables: the embedding's tables, after they were passed to C.
 
     Raises:
         BundleError: the tables of states and programs are not those of the config.

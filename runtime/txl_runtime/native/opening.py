@@ -52,15 +52,15 @@ class NativeSidecar(Struct, frozen=True, kw_only=True):
     """The facts of a compiled step.
 
     Attributes:
-        instructions, platform: what it was compiled for, e.g. avx512 and Linux-x86_64.
-        precision: of weights: the bundle's, or bf16 from fp32.
+        instructions, platform: the instruction set and the system that it was compiled for: avx512, Linux-x86_64.
+        precision: precision of the weights: the bundle's, or bf16 from fp32.
         cache: precision of keys, values and tables of positions.
-        compiler: the first line of what the compiler says of itself.
+        compiler: the first line of the compiler's own description.
         weights: SHA-256 of the weight file that it was verified with.
-        sha256, bytes: of the library.
-        seconds: of compiling.
+        sha256, bytes: hash and size of the library.
+        seconds: duration of the compilation.
         reached: the largest differences of the self-test, of log-probabilities and memory, where it was built.
-        compared: what was found beside ONNX Runtime, e.g. {"logprobs": 2e-6}.
+        compared: the largest differences from ONNX Runtime, e.g. {"logprobs": 2e-6}.
         verified_on: platform and instructions of a step of the same sources that was compared in place of this one,
             which could not run there; "" if this one was.
     """

@@ -170,7 +170,7 @@ class StepSpec(_Typed):
             least one segment's length at "L". None: random inputs.
         segment_lengths: the segment lengths L to export unless the export's options name others, e.g. the training
             length. (): those of 64 and 1 that the module takes.
-        facts: what an application has to know besides, as JSON has it, e.g. {"rate": 48000.0}; it goes into the
+        facts: further facts for applications, as JSON values, e.g. {"rate": 48000.0}; they go into the
             manifest's `family` and into the header of a package in C.
     """
 

@@ -65,7 +65,7 @@ class Leapp:
         states: for the input of a state, the output that is its next value.
         initial: initial values by the names of inputs; {} means zeros.
         rate: calls per second; None if unknown.
-        facts: what the inputs and outputs that are no states mean, for the manifest's `family`.
+        facts: the meaning of inputs and outputs that are no states, for the manifest's `family`.
     """
 
     path: Path
