@@ -25,7 +25,7 @@ MOST_DOCUMENTS = 4096
 less padding.
 """
 ENOUGH_TOKENS, MOST_TOKENS = 1 << 20, 1 << 26
-"""Number of tokens at which a window ends if it has documents for every row; number at which every window ends."""
+"""Number of tokens at which a window ends if every row has a document, and number at which it ends in any case."""
 Told = Callable[[Sequence[Unit], float], None]
 """A function that is told a batch, and the share of the batch that was scored since the last call."""
 Scored = tuple[list[Unit], list[float | str]]

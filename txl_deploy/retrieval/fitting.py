@@ -131,7 +131,7 @@ def fit(
     temperature: float | None = None,
     bound: float | None = None,
 ) -> dict[str, Any]:
-    """Fit the gate of a datastore, export it to the datastore's folder, and return what it gains.
+    """Fit the gate of a datastore, export it to the datastore's folder, and return its gain.
 
     Raises:
         UsageError: a number is out of range; or the text is too short, or cannot be read.

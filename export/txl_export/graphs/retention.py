@@ -136,7 +136,7 @@ class _Form:
         return None
 
     def _product(self, written: ir.Value) -> tuple[ir.Value, ir.Value, list[ir.Value]] | None:
-        """Return the column, the row and further factors of which a matrix is the product; else None."""
+        """Return the column, the row and further factors whose product a matrix is; None if it is no such product."""
         left, parts = [written], dict[tuple[Any, ...], list[ir.Value]]()
         while left:
             value = left.pop()
@@ -160,7 +160,7 @@ class _Form:
         return None
 
     def _reading(self) -> tuple[ir.Value, ir.Value, list[ir.Node]] | None:
-        """Return q, the result and the nodes of q S', if nothing else reads S' except the next step; else None."""
+        """Return q, the result and the nodes of q S', if only they and the next step read S'; otherwise None."""
         uses = [use.node for use in self._new.uses() if use.node not in self._used]
         handed_on = [node for node in uses if node.op_type == "Identity" and not list(node.outputs[0].uses())]
         reads = self._reads(self._new)

@@ -12,9 +12,12 @@ FULL, MOST = 0.99, 0.75
 changed in less than half that time, it counts as full then: the rest was not filled row by row, e.g. a channel behind a
 ReLU that first fires late, in a buffer of 4 rows."""
 LAST = 8
-"""Number of successive segments in which an integer has to grow (or shrink) to be counting, e.g. steps of an episode
-without a flag. After a change in the other direction, as many segments as there were so far are needed in addition. So
-a ring's position, which returns to 0 again and again, is not counting."""
+"""Number of successive segments in which an integer has to grow (or shrink) to count as a counter, such as the steps of
+an episode.
+
+After a change in the other direction, as many further segments are needed as there were so far. So the position in a
+ring, which returns to 0 repeatedly, is no counter.
+"""
 
 
 class Filling:

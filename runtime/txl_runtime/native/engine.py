@@ -243,7 +243,7 @@ class Weights:
         self._give_clusters(taker)
 
     def _check_tables(self) -> None:
-        """Hold the tables, by which arrays are made, against the config, by which C reads and writes them."""
+        """Compare the tables, which size the arrays, with the config, which C uses to read and write them."""
         c, manifest = self._config, self._bundle.manifest
         states, batch, longest = manifest.states_of("ring"), manifest.batch_size, max(manifest.segment_lengths)
         rows = [(state.shape[0], state.shape[1], state.shape[3]) for state in states if len(state.shape) == 4]

@@ -258,7 +258,9 @@ class _Forward:
 
 
 def _beginning(chains: list[list[Layer]]) -> Layer | None:
-    """Return the layer to begin with: an embedding, else one whose input no other layer returns, else the first."""
+    """Return the first layer to call: an embedding; otherwise a layer whose input no layer returns; otherwise the first
+    one.
+    """
     counts = Counter(chain[-1].gives for chain in chains)
     free = [chain[0] for chain in chains if counts[chain[0].takes] == (chain[0].takes == chain[-1].gives)]
     firsts = [chain[0] for chain in chains]

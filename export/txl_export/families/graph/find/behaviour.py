@@ -78,7 +78,7 @@ class Behaviour:
         self._returned = {state.output for state in states}
 
     def axes(self) -> Axes:
-        """Find the axes of sequences and positions: by nodes, else by names of open sizes, else axis 0.
+        """Find the axes of sequences and positions: from nodes, otherwise from names of open sizes, otherwise axis 0.
 
         Raises:
             EndedError: see `Runner.run`.
@@ -132,7 +132,7 @@ class Behaviour:
         return {name: self._given[name].shape for name in self._data()} | results
 
     def _fixed(self, places: Mapping[str, int]) -> dict[str, int]:
-        """Return those of `places` that are axes of data or results, if all have one size; else {}."""
+        """Return the entries of `places` for data and results, if all these axes have one size; otherwise {}."""
         shapes = self._shapes()
         batch_axes = {name: places[name] for name in shapes if name in places}
         return batch_axes if len({shapes[name][axis] for name, axis in batch_axes.items()}) == 1 else {}

@@ -229,7 +229,9 @@ class _Tables:
         return numbers[0] if numbers else None if sizes else 1
 
     def _batch(self, name: str) -> int | None:
-        """Return the axis of sequences: the user's, else the one that runs showed, else the first of the right size."""
+        """Return the axis of sequences: the user's, otherwise the one that runs showed, otherwise the first of the
+        right size.
+        """
         declared, shown = self.choices.batch_axes, self.axes.batch.get(name)
         if name in declared:
             return declared[name]

@@ -1,7 +1,7 @@
 """Reads facts about inputs and outputs from a graph's nodes, in one pass, without running it.
 
-For each value the pass knows which inputs reach it, and in which way. Sets of inputs are bits of an integer: bit i
-stands for input i, and the bit after the last input for random numbers.
+For each value the pass knows which inputs reach it, and in which way. A set of inputs is an integer: bit i stands for
+input i, and one more bit stands for random numbers.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ class Sizes:
         return None if one is None or two is None else one != two
 
     def less(self, value: ir.Value, cut: ir.Value, axis: int) -> Size | None:
-        """Return the number of rows by which an axis of `cut` is shorter than that of `value`; None if unknown."""
+        """Return by how many rows `cut` is shorter than `value` along an axis; None if unknown."""
         runs = [[run.get(end, _NOTHING).sizes for end in (value, cut)] for run in (self._short, self._other)]
         run = [(one[axis] or 0) - (two[axis] or 0) for one, two in runs if len(one) == len(two) > axis]
         return self._size_of(run[0], run[1]) if len(run) == 2 else None
