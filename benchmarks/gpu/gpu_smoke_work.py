@@ -1,4 +1,4 @@
-"""The smoke checks of work: its order, records of it, threads, contexts, forks."""
+"""The smoke checks of work on the device: its order, records, threads, contexts and forks."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def build_native(
         facts = msgspec.json.format(msgspec.json.encode(sidecar))
         stage.place(SIDECAR, facts)
         if not other:
-            # First: a bundle with a step that "auto" cannot take would surprise.
+            # The user's copy first: otherwise a bundle could have a step that "auto" does not run.
             _keep(library, hashlib.sha256(facts).hexdigest())
         stage.publish()
     return NativeBuild(bundle.path, sidecar, segments)

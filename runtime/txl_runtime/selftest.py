@@ -162,6 +162,8 @@ def run_selftest(model: Model, precision: str | None = None) -> SelftestResult:
 def translated(vectors: Mapping[str, Array], model: Model) -> dict[str, Array]:
     """Convert a Transformer-XL's vectors to the general form, the first one in the module's description.
 
+    For example, "state_place/layers.00.key" is [2, 64] for two sequences.
+
     Returns:
         Vectors in the general form, except that state_place/<name> is [B, P], because the oldest row has a different
         index in each sequence. In half precision, "row_place/<state>", int [R, C], has the flat indices of row/<state>.

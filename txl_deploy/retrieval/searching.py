@@ -34,7 +34,7 @@ Hidden = tuple[int, int]
 
 
 class Search(Protocol):
-    """A search for candidates."""
+    """The protocol of a search, which finds rows that are near queries; `nearest` then ranks them."""
 
     def candidates(self, queries: Floats, count: int, hidden: Hidden) -> Rows:
         """Return rows near queries float32 [n, F], int64 [n, count]; -1 if there are fewer.

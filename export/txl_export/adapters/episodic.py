@@ -83,7 +83,8 @@ def _step(module: Any, inputs: Named, states: Named) -> tuple[Named, Named]:
     read = memory.gather(1, rows[:, :, None, None].expand(-1, -1, *memory.shape[2:]))
     checked = Distribution._validate_args
     try:
-        Distribution.set_default_validate_args(False)  # its checks branch on values, which graphs cannot
+        # torch's checks of distributions branch on values, which graphs cannot
+        Distribution.set_default_validate_args(False)
         hidden, *value, row = module(inputs["obs"], read, visible, rows)
     finally:
         Distribution.set_default_validate_args(checked)

@@ -184,13 +184,19 @@ class Job:
         return max(1, self.length - self.at)
 
     def ids(self, count: int) -> Ids:
-        """Return the next tokens to feed, at most `count`."""
+        """Return the next tokens to feed, at most `count`.
+
+        For example, [5, 9] of the tokens [5, 9, 2] if `count` is 2.
+        """
         if self.at < self.length:
             return self.work.tokens[self.at : self.at + count]
         return np.array([self.session.pending], np.int32)
 
     def targets(self, count: int) -> Ids:
-        """Return the `count` tokens that the next `count` positions predict: each follows its position by one."""
+        """Return the `count` tokens that the next `count` positions predict: each follows its position by one.
+
+        For example, [9, 2] of the tokens [5, 9, 2].
+        """
         return self.work.tokens[self.at + 1 : self.at + 1 + count]
 
     def draws_after(self, count: int) -> bool:

@@ -22,6 +22,8 @@ Best = tuple[tuple[int, float], ...]
 def score_rows(output: StreamSoftmax, features: Floats, targets: Ids, top: int) -> tuple[Floats, Ids, Floats]:
     """Return log-probabilities of the tokens that follow t positions, and the k best tokens there.
 
+    For example, features [3, 64] and `top` 2 give arrays [3], [3, 2] and [3, 2].
+
     Args:
         output: the softmax.
         features: the positions' feature rows, [t, F].
@@ -56,6 +58,8 @@ def score_rows(output: StreamSoftmax, features: Floats, targets: Ids, top: int) 
 
 def best_of(output: StreamSoftmax, features: Floats, tokens: Ids, tops: Sequence[int]) -> list[tuple[float, Best]]:
     """Return (log-probability of its token, k best tokens) for each position; (NaN, ()) if its row holds NaN.
+
+    For example, features [2, 64] give (-0.3, two best tokens) and (-2.1, two best tokens) for `tops` [2, 2].
 
     Args:
         output: the softmax.

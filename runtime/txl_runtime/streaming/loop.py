@@ -109,7 +109,7 @@ class Loop(Protocol):
         Nothing happens if the segment was committed already, if all sequences were idle, or after a clear, reorder or
         put. To commit a part, a ring advances by fewer rows. A state that steps replace as a whole makes the part run
         again from the state before the segment, which invalidates the segment's result. `parts.refusal` says which
-        parts a model does not allow.
+        parts a model does not allow. For example, counts [3, 0] keep 3 positions of sequence 0.
 
         Args:
             counts: int32 [b], number of positions to keep of each sequence, 0 … the number that ran; all 0 drop the
