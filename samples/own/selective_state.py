@@ -53,7 +53,8 @@ class SelectiveState(nn.Module):
         values, keys, queries = torch.split(mixed, [INNER, STATE, STATE], -1)
         values = values.view(*x.shape[:2], HEADS, PER_HEAD).transpose(1, 2)  # [B, heads, L, per head]
         step = functional.softplus(step).mT  # [B, heads, L]
-        # exp(kept[t]) of the old state is left at position t, and exp(kept[t] - kept[s]) of what position s wrote.
+        # At position t, exp(log_decay[t]) of the old state is left, and exp(log_decay[t] - log_decay[s]) of the part
+        # that position s wrote.
         log_decay = torch.cumsum(-step * self.decay.exp()[:, None], -1)
         past = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
         left = torch.where(past, log_decay[..., :, None] - log_decay[..., None, :], -1e4).exp()  # [B, heads, L, L]
