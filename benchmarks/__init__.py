@@ -1,5 +1,5 @@
-"""Scripts that measure and compare; README.md lists them. A package only so that `benchmarks.shared` is found.
+"""Scripts that measure and compare; README.md lists them.
 
-Each script is run by its path. Modules of its own folder it imports by their names, those of `shared` from here, which
-works wherever `txl_deploy` is imported from this checkout.
+This is a package only so that `benchmarks.shared` is found. Each script is run by its path. It imports modules of its
+own folder by their names, and those of `shared` from here, wherever `txl_deploy` is imported from this checkout.
 """

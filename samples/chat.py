@@ -16,8 +16,8 @@ import txl_runtime
 
 
 def reply(stream: txl_runtime.Stream, line: str, options: argparse.Namespace) -> None:
-    """Print how the model goes on from a line; memory then holds the line and every token that came."""
-    asked: list[int] = []  # looked at between two tokens: an interrupt within a step could lose one that was fed
+    """Print a continuation of a line; afterwards the memory holds the line and every drawn token."""
+    asked: list[int] = []  # checked between tokens: an interrupt inside a step could lose a token that was fed
     before = signal.signal(signal.SIGINT, lambda number, _: asked.append(number))
     try:
         drawn = stream.generate(
@@ -30,14 +30,14 @@ def reply(stream: txl_runtime.Stream, line: str, options: argparse.Namespace) ->
             print(text, end="", flush=True)
             if asked:
                 break
-        print(*drawn.finish())  # of a reply that was left early, what texts still held back
+        print(*drawn.finish())  # prints the held-back end of a reply that ended early
         print(f"[{count} tokens, mean log-probability {total / max(count, 1):.3f}]", file=sys.stderr)
     finally:
         signal.signal(signal.SIGINT, before)
 
 
 def obey(stream: txl_runtime.Stream, line: str, options: argparse.Namespace) -> None:
-    """Do what a line asks for; say so if that is refused."""
+    """Run a command line such as `/save FILE`; print the reason if it fails."""
     command, _, path = line.partition(" ")
     try:
         if command == "/save":
@@ -57,7 +57,8 @@ if __name__ == "__main__":
     parser.add_argument("--temperature", type=float, default=0.7, help="0 for the most probable (default: %(default)s)")
     parser.add_argument("--stop", action="append", default=[], help="text that ends a reply; may be given repeatedly")
     options = parser.parse_args()
-    for file, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "replace")):  # not all bytes are text
+    # memory may hold bytes that are no text
+    for file, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "replace")):
         if isinstance(file, io.TextIOWrapper):
             file.reconfigure(errors=errors)
     try:

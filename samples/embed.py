@@ -30,7 +30,7 @@ def main() -> int:
         if arguments.state and arguments.state.exists():
             stream.restore(txl_runtime.StreamState.load(arguments.state))
         if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="replace")  # a model may write what this terminal has no letters for
+            sys.stdout.reconfigure(errors="replace")  # a model may write characters that this terminal's encoding lacks
         drawn = stream.generate(arguments.text, arguments.tokens, temperature=0.7, top_p=0.95, feed_last=True)
         for (text,) in drawn.texts():
             print(text, end="", flush=True)
@@ -38,7 +38,7 @@ def main() -> int:
         if arguments.state:
             stream.snapshot().save(arguments.state)
     except BrokenPipeError:
-        sys.stderr.close()  # whoever read the output has gone
+        sys.stderr.close()  # the reader of the output has closed it
         return 141
     except txl_runtime.TxlError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -82,7 +82,7 @@ class Options:
     bfloat16: bool = flag(native_bfloat16(), "multiply in bfloat16 while training; the weights stay float32")
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be trained, before anything is read."""
+        """Refuse options that cannot be trained, before anything is read."""
         zero_allowed = {"seed", "steps", "bfloat16"}
         for name, value in dataclasses.asdict(self).items():
             if value < 0 or (value == 0 and name not in zero_allowed) or not math.isfinite(value):
@@ -140,7 +140,7 @@ class FeedForward(nn.Module):
         self.norm = nn.LayerNorm(d_model, eps=1e-5)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Transform x [B, L, D], row by row, to [B, L, D]."""
+        """Transform x [B, L, D], row by row, to [B, L, D]. For example, [2, 5, 32]."""
         normed: Tensor = self.norm(x + self.outer(functional.relu(self.inner(x))))
         return normed
 
@@ -153,7 +153,7 @@ class Layer(nn.Module):
         self.attention, self.feed_forward = attention, feed_forward
 
     def forward(self, x: Tensor, memory: Tensor, distances: Tensor) -> Tensor:
-        """Carry x [B, L, D] one layer up."""
+        """Carry x [B, L, D] one layer up. For example, [2, 5, 32]."""
         result: Tensor = self.feed_forward(self.attention(x, memory, distances))
         return result
 
@@ -204,12 +204,12 @@ class TransformerXL(nn.Module):
         keys = memory[0].shape[1] + inputs.shape[1]
         angles = torch.arange(keys - 1, -1, -1)[:, None] * self.get_buffer("frequencies")
         distances = torch.cat([angles.sin(), angles.cos()], dim=1)  # [K, D]: halves, not interleaved
-        kept = []
+        memory_after = []
         for layer, rows in zip(self.layers.values(), memory, strict=True):
             seen = torch.cat([rows, x.detach()], dim=1)  # detached: no gradient flows into an earlier segment
-            kept.append(seen[:, max(0, keys - memory_length) :])
+            memory_after.append(seen[:, max(0, keys - memory_length) :])
             x = layer(x, rows, distances)
-        return functional.linear(x, table, self.softmax.biases[0]), kept
+        return functional.linear(x, table, self.softmax.biases[0]), memory_after
 
 
 def library_text(heldout_bytes: int) -> tuple[bytes, bytes]:
@@ -221,17 +221,20 @@ def library_text(heldout_bytes: int) -> tuple[bytes, bytes]:
     names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.py") if path.is_file())
     # _sysconfigdata* describes one machine's build, not Python; it would make the text differ from machine to machine.
     names = [name for name in names if SKIPPED.isdisjoint(name.split("/")) and not name.startswith("_sysconfigdata")]
-    heldout, taken = b"", set()
+    heldout, names_taken = b"", set()
     for name in sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest()):
         if len(heldout) >= heldout_bytes:
             break
         heldout += (root / name).read_bytes()
-        taken.add(name)
-    return b"".join((root / name).read_bytes() for name in names if name not in taken), heldout[:heldout_bytes]
+        names_taken.add(name)
+    return b"".join((root / name).read_bytes() for name in names if name not in names_taken), heldout[:heldout_bytes]
 
 
 def as_streams(text: bytes, streams: int) -> Tensor:
-    """Cut a text into parallel contiguous streams of byte values: int64 [B, bytes // B]."""
+    """Cut a text into parallel contiguous streams of byte values: int64 [B, bytes // B].
+
+    For example, b"abcdef" and 2 streams give [[97, 98, 99], [100, 101, 102]].
+    """
     length = len(text) // streams
     return torch.frombuffer(bytearray(text[: streams * length]), dtype=torch.uint8).view(streams, length).long()
 
@@ -292,7 +295,8 @@ def fit(model: TransformerXL, text: bytes, options: Options, report: Report) -> 
 def checkpoint(model: TransformerXL, options: Options, training: dict[str, Any]) -> dict[str, Any]:
     """Give the txl-deploy checkpoint: plain values and float32 tensors, nothing that needs this file to be read."""
     state = {name: tensor.detach().clone().contiguous() for name, tensor in model.state_dict().items()}
-    state["softmax.tables.0"] = state["embedding.tables.0"]  # the copies came apart; tied weights are one tensor
+    # the average makes two copies; tied weights must be one tensor
+    state["softmax.tables.0"] = state["embedding.tables.0"]
     config = {
         "vocab_size": VOCABULARY,
         "n_layer": options.layers,
@@ -328,7 +332,7 @@ def checkpoint(model: TransformerXL, options: Options, training: dict[str, Any])
 
 
 told: list[int] = []
-"""Signals that have come."""
+"""Signals that have arrived."""
 
 
 def stop(number: int, frame: FrameType | None = None) -> None:
@@ -338,7 +342,7 @@ def stop(number: int, frame: FrameType | None = None) -> None:
 
 
 def go_on() -> None:
-    """End the run where a signal has come whose exception was dropped."""
+    """End the run if a signal has arrived whose exception Python dropped."""
     if told:
         stop(told[0])
 
@@ -347,7 +351,7 @@ class Screen(Console):
     """A terminal whose cursor is never hidden, because a run that is killed or suspended could not bring it back."""
 
     def show_cursor(self, show: bool = True) -> bool:
-        """Leave it as it is."""
+        """Do nothing."""
         return False
 
 
@@ -360,20 +364,20 @@ def train(out: Path, options: Options, force: bool = False) -> dict[str, Any]:
     existing = [name for name in FILES if (out / name).exists()]
     if existing and not force:
         raise FileExistsError(f"{out} already holds {', '.join(existing)}; give --force to replace")
-    out.mkdir(parents=True, exist_ok=True)  # now, so that a folder that cannot be made costs no training
+    out.mkdir(parents=True, exist_ok=True)  # before training, so that a folder that cannot be made is noticed early
     text, heldout = library_text(options.heldout_bytes)
     torch.manual_seed(options.seed)
     model = TransformerXL(options)
 
     screen = Screen(stderr=True)
-    said = Column(
+    column = Column(
         no_wrap=True, overflow="ellipsis", max_width=max(screen.width - 32, 8)
     )  # cut first where it is narrow
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         TimeElapsedColumn(),
-        TextColumn("{task.fields[said]}", table_column=said),
+        TextColumn("{task.fields[said]}", table_column=column),
     )
     with Progress(*columns, console=screen) as progress:
         task = progress.add_task("step 0", total=1.0, said="")
@@ -384,8 +388,8 @@ def train(out: Path, options: Options, force: bool = False) -> dict[str, Any]:
 
         def report(share: float, step: int, bits: float, speed: float) -> None:
             go_on()
-            said = f"{bits:.3f} bits per byte, {speed:,.0f} bytes/s"
-            progress.update(task, completed=min(share, 1.0), description=f"step {step}", said=said)
+            column = f"{bits:.3f} bits per byte, {speed:,.0f} bytes/s"
+            progress.update(task, completed=min(share, 1.0), description=f"step {step}", said=column)
 
         steps, seconds = fit(model, text, options, report)
 
@@ -418,7 +422,7 @@ def train(out: Path, options: Options, force: bool = False) -> dict[str, Any]:
         partial["heldout.txt"].write_bytes(heldout)
         partial["vocabulary.json"].write_text(json.dumps({"kind": "bytes"}) + "\n")
         for name, path in partial.items():
-            path.replace(out / name)  # in one step each: no reader ever meets half a file
+            path.replace(out / name)  # renamed, so that no reader sees half a file
     finally:
         for path in partial.values():
             path.unlink(missing_ok=True)
@@ -426,7 +430,7 @@ def train(out: Path, options: Options, force: bool = False) -> dict[str, Any]:
 
 
 def show(facts: dict[str, Any], out: Path) -> None:
-    """Print the facts of a run that a reader wants first."""
+    """Print the facts of a run that readers want first."""
     table = Table(title="Transformer-XL on the Python standard library", show_header=False)
     table.add_column()
     table.add_column(overflow="fold")  # a hash or path too wide for the terminal wraps; cut short it would be useless
@@ -441,7 +445,7 @@ def show(facts: dict[str, Any], out: Path) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Read the flags, train, and print what came of it; gives the exit status."""
+    """Read the flags, train, and print the results; return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="the folder for " + ", ".join(FILES))
     parser.add_argument("--force", action="store_true", help="replace files that are already there")
@@ -452,11 +456,11 @@ def main(argv: list[str] | None = None) -> int:
             parser.add_argument(name, action=argparse.BooleanOptionalAction, default=field.default, help=text)
         else:
             parser.add_argument(name, type=type(field.default), default=field.default, help=text)
-    given = vars(parser.parse_args(argv))
-    out, force, threads = given.pop("out"), given.pop("force"), given.pop("threads")
+    flags = vars(parser.parse_args(argv))
+    out, force, threads = flags.pop("out"), flags.pop("force"), flags.pop("threads")
     try:
         torch.set_num_threads(max(1, threads))
-        show(train(out, Options(**given), force), out)
+        show(train(out, Options(**flags), force), out)
     except KeyboardInterrupt:
         print("interrupted: nothing was saved", file=sys.stderr)
         return 130
@@ -467,7 +471,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    for each in (signal.SIGINT, signal.SIGTERM):  # else the terminal keeps half a bar, and the folder half a file
+    # otherwise the terminal would keep half a bar, and the folder half a file
+    for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, stop)
     sys.unraisablehook = lambda found: None if told else sys.__unraisablehook__(found)
     sys.exit(main())

@@ -27,8 +27,8 @@ def verdict(found: Measurement) -> str:
         if ours.task == "decode" and ours.of_bandwidth is not None:
             beside.insert(0, f"{ours.of_bandwidth:.0%} of what memory delivers")
         what = f"L {ours.segment_length}" if ours.task == "step" else ours.task
-        said = f"{what} {ours.ms.p50:.3g} ms, {ours.per_second:,.0f} {ours.unit}/s"
-        parts.append(said + (f" ({', '.join(beside)})" if beside else ""))
+        sentence = f"{what} {ours.ms.p50:.3g} ms, {ours.per_second:,.0f} {ours.unit}/s"
+        parts.append(sentence + (f" ({', '.join(beside)})" if beside else ""))
     return "; ".join(parts)
 
 
@@ -60,7 +60,7 @@ def _place(model: str, machine: Machine, held: str, conditions: Conditions) -> d
     return {
         "model": model,
         "machine": f"{machine.cpu}, {machine.cores} cores, "
-        + ", ".join(f"{name} {found}" for name, found in machine.versions.items()),
+        + ", ".join(f"{name} {version}" for name, version in machine.versions.items()),
         "conditions": f"{conditions.threads} threads, B {conditions.batch_size}, {held}; "
         f"{conditions.rounds} rounds of {conditions.slice_seconds:.2g} s each, in turns, "
         f"{conditions.warm_up_calls} calls to warm up, thread pools at rest",
@@ -102,31 +102,31 @@ def _short(value: float | None) -> str:
     return number(value) if value is None or value < 999.5 else f"{value:,.0f}"
 
 
-def _other_facts(found: Measurement) -> dict[str, object]:
+def _other_facts(measurement: Measurement) -> dict[str, object]:
     """Return the figures that are measured only once (Python, loading, memory), and cautions about the rest."""
-    if found.memory_form is None:
-        shortest = min(row.segment_length for row in found.rows)
-        facts = _once(found, f"step of L {shortest}", "result", "long and short segments")
+    if measurement.memory_form is None:
+        shortest = min(row.segment_length for row in measurement.rows)
+        facts = _once(measurement, f"step of L {shortest}", "result", "long and short segments")
     else:
-        facts = _once(found, "decode step", "token", "decode and prefill")
-    for name, agreed in found.agreement.items():
+        facts = _once(measurement, "decode step", "token", "decode and prefill")
+    for name, agreed in measurement.agreement.items():
         reached = ", ".join(f"{what} {number(value)}" for what, value in agreed.reached.items())
         after = "" if agreed.seconds is None else f", after {agreed.seconds:.1f} s"
         facts[f"{name} agrees"] = (
             f"{reached}, {agreed.segments} segments ({agreed.measure} limit {agreed.limit:g}){after}"
         )
-    if found.busy is not None:
-        share = f"others used up to {found.busy:.0%} of the machine during a slice"
+    if measurement.busy is not None:
+        share = f"others used up to {measurement.busy:.0%} of the machine during a slice"
         facts["not idle"] = f"{share}: measure again when it is idle"
-    if found.restless:
-        names = ", ".join(found.restless)
+    if measurement.restless:
+        names = ", ".join(measurement.restless)
         facts["not at rest"] = f"thread pools of others were still spinning when {names} began a slice"
     return facts
 
 
-def _once(found: Measurement, step: str, first: str, ran: str) -> dict[str, object]:
+def _once(measurement: Measurement, step: str, first: str, ran: str) -> dict[str, object]:
     facts: dict[str, object] = {}
-    if (python := found.overhead) is not None:
+    if (python := measurement.overhead) is not None:
         facts[f"{python.what} per {step}"] = (
             f"{python.in_step:.1f} µs of {python.step:.0f} ({python.share:.1%}); "
             f"{python.without_engine:.1f} with an engine that does nothing"
@@ -134,14 +134,14 @@ def _once(found: Measurement, step: str, first: str, ran: str) -> dict[str, obje
         if python.put is not None:
             facts[f"launches per {step}"] = f"{python.put:.1f} µs to put it in, {python.put / python.step:.1%} of it"
     # device_floors is empty on the CPU
-    for name, floor in zip(("measured", "stated"), found.device_floors, strict=False):
+    for name, floor in zip(("measured", "stated"), measurement.device_floors, strict=False):
         facts[f"floor by {name} speed, computed"] = _floor(floor)
-    if (load := found.load) is not None:
+    if (load := measurement.load) is not None:
         facts[f"load → first {first}"] = (
             f"{load.total:.2f} s, files cached ({load.without_hashes:.2f} without hashes, "
             f"{load.process:.2f} from starting Python)"
         )
-    if (memory := found.memory) is not None:
+    if (memory := measurement.memory) is not None:
         facts["peak memory"] = (
             "not measured: this system has no /proc/self/smaps"
             if memory.peak is None or memory.settled is None

@@ -25,8 +25,8 @@ def print_graph(facts: GraphFacts) -> None:
         **_axes(facts.axes),
     }
     for name, numbers in facts.settings.items():
-        told = f", which it compares with {', '.join(map(str, numbers))}" if numbers else ""
-        shown[f"setting {name}"] = f"decides which branch runs{told}; here {facts.fixed.get(name, 1)}"
+        numbers_compared = f", which it compares with {', '.join(map(str, numbers))}" if numbers else ""
+        shown[f"setting {name}"] = f"decides which branch runs{numbers_compared}; here {facts.fixed.get(name, 1)}"
     bounds = f"in a process of their own, which may compute for {facts.seconds:.0f} s and take {prefixed(facts.memory)}"
     sizes = ", ".join(f"{name} {size}" for name, size in facts.sizes.items())
     shown["tried"] = f"{counted(facts.runs, 'run')} {bounds}{'; ' if sizes else ''}{sizes}"
@@ -35,7 +35,7 @@ def print_graph(facts: GraphFacts) -> None:
     stdout.print(facts_table(shown))
     for title, ports in (("\ntakes", facts.inputs), ("\nreturns", facts.outputs)):
         stdout.print(rows_table((title, "\ndtype", "\nshape"), map(_row, ports)))
-    lasting = {found.state: found for found in facts.lasting}
+    lasting = {lasts.state: lasts for lasts in facts.lasting}
     if rows := [(f"{one.input} → {one.output}", _lasts(one, lasting.get(one.input))) for one in facts.states]:
         stdout.print(rows_table(("\nstate: given → returned", "\na change of it is told"), rows))
     for note in _notes(facts):
@@ -71,27 +71,29 @@ def _notes(facts: GraphFacts) -> Iterator[str]:
     yield facts.next
 
 
-def _lasts(state: State, found: Lasting | None) -> str:
-    if found is None:
+def _lasts(state: State, lasting: Lasting | None) -> str:
+    if lasting is None:
         return "not followed" if state.grows is None else "not followed, it grows"
-    if not found.runs:
-        return f"never in {counted(found.followed, 'run')}: a dead state"
-    return f"after {found.runs} runs still" if found.open and found.itself else f"for {counted(found.runs, 'run')}"
+    if not lasting.runs:
+        return f"never in {counted(lasting.followed, 'run')}: a dead state"
+    return (
+        f"after {lasting.runs} runs still" if lasting.open and lasting.itself else f"for {counted(lasting.runs, 'run')}"
+    )
 
 
-def _forgotten(found: Sequence[Forgets]) -> Iterator[str]:
+def _forgotten(forgets: Sequence[Forgets]) -> Iterator[str]:
     """Yield a sentence for each kind of node that begins anew in every call, with the nodes' names."""
     kinds: dict[tuple[str, str, str], list[str]] = {}
-    for each in found:
+    for each in forgets:
         kinds.setdefault((each.op, each.what, each.fault), []).append(each.node)
     for (op, what, fault), nodes in kinds.items():
         yield f"forgets after each call: {op} {some(nodes)} {what}{f'; it cannot be opened: {fault}' if fault else ''}"
 
 
-def _context(found: Context) -> str:
+def _context(context: Context) -> str:
     return (
-        f"context outside: convolution {found.node} reads {counted(found.before, 'position')} of {found.input} before "
-        f"those that are new, of which there are multiples of {found.step}; put them in front"
+        f"context outside: convolution {context.node} reads {counted(context.before, 'position')} of {context.input} "
+        f"before those that are new, of which there are multiples of {context.step}; put them in front"
     )
 
 

@@ -76,15 +76,18 @@ def _groups(command: Any, ctx: Any) -> dict[str, list[tuple[str, str]]]:
     for parameter in command.get_params(ctx):
         if (record := parameter.get_help_record(ctx)) is None:  # hidden parameters have no help
             continue
-        said, told = record[1].replace("\\[", "["), parameter.help or ""  # older versions of typer escape "[" for rich
+        signature, help_text = (
+            record[1].replace("\\[", "["),
+            parameter.help or "",
+        )  # older versions of typer escape "[" for rich
         if parameter.param_type_name == "argument":
-            groups["Arguments"].append((parameter.metavar, said))
+            groups["Arguments"].append((parameter.metavar, signature))
             continue
         short_first = sorted(parameter.opts, key=len)
         names = " / ".join([", ".join(short_first), *parameter.secondary_opts])
         if choices := _CHOICES.search(record[0]):
-            said = f"{told} <{choices[1].replace('|', ' | ')}>{said.removeprefix(told)}"
-        row = (f"{names} {parameter.metavar or ''}".rstrip(), said)
+            signature = f"{help_text} <{choices[1].replace('|', ' | ')}>{signature.removeprefix(help_text)}"
+        row = (f"{names} {parameter.metavar or ''}".rstrip(), signature)
         groups[titles.get(short_first[-1], "Options")].append(row)
     return groups
 
@@ -99,4 +102,4 @@ def _write(formatter: Any, groups: dict[str, list[tuple[str, str]]]) -> None:
     for title, rows in groups.items():
         if rows:
             with formatter.section(shown(title)):
-                formatter.write_dl([(shown(name.ljust(room)), said) for name, said in rows], room)
+                formatter.write_dl([(shown(name.ljust(room)), text) for name, text in rows], room)

@@ -36,8 +36,9 @@ def load_alone(bundle: Path, backend: str = "auto", threads: int | None = None) 
 
 
 def absent_backends(reasons: Mapping[str, str], manifest: Manifest) -> dict[str, str]:
-    """Return what keeps backends from running here: {"not rtx": why} of each that was built into the bundle, and of all
-    that were not, one entry: {"not built": "tensorrt, cuda; --json says why"}.
+    """Return why backends do not run here: {"not rtx": reason} for each backend that was built into the bundle.
+
+    All backends that were not built share one entry: {"not built": "tensorrt, cuda; --json says why"}.
 
     Args:
         reasons: by backend; "" for one that runs.

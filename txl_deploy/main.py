@@ -107,13 +107,13 @@ def _explain(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt | Abort):
         return _fail("interrupted", 130)
     if isinstance(error, OSError | MemoryError):
-        said = f"{type(error).__name__}: {error}".removesuffix(": ")
-        return _fail(f"{said}; expected the machine to have room and rights for this", 2)
+        message = f"{type(error).__name__}: {error}".removesuffix(": ")
+        return _fail(f"{message}; expected the machine to have room and rights for this", 2)
     # Wrong use, reported by typer; its own copy of click has no stable name from which to import the class.
     if hasattr(error, "format_message"):
-        said = error.format_message().rstrip(".").replace(": Value error, ", ": ")
-        see = " See" if said.endswith("?") else "; see"
-        return _fail(f"{said}{see} {getattr(getattr(error, 'ctx', None), 'command_path', COMMAND)} --help", 2)
+        message = error.format_message().rstrip(".").replace(": Value error, ", ": ")
+        see = " See" if message.endswith("?") else "; see"
+        return _fail(f"{message}{see} {getattr(getattr(error, 'ctx', None), 'command_path', COMMAND)} --help", 2)
     if os.environ.get(TRACEBACK):
         raise error
     return _fail(

@@ -18,14 +18,14 @@ REPOSITORY = Kind("package", "txl-package.json", "models")
 
 def seal(folder: Path, target: str, models: Sequence[str], manifest: Manifest) -> None:
     """Write the file that marks a folder as one of this project's packages."""
-    told = {
+    document = {
         "format": "txl-deploy.package",
         "target": target,
         "model_id": manifest.model_id,
         "models": models,
         "txl_deploy": version_of("txl-deploy"),
     }
-    (folder / REPOSITORY.marker).write_text(json.dumps(told, indent=2) + "\n")
+    (folder / REPOSITORY.marker).write_text(json.dumps(document, indent=2) + "\n")
 
 
 def model_name(bundle: Path) -> str:

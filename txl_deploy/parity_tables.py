@@ -81,10 +81,10 @@ def _print_chains(chains: Sequence[Chain]) -> None:
     stdout.print(rows_table(columns, rows))
     longest = chains[0]
     compared = [
-        (name, kind, _largest(found), _unit(found))
+        (name, kind, _largest(tensors), _unit(tensors))
         for kind in ("output", "state")
         for name in getattr(longest, f"{kind}s")
-        for found in [[getattr(chain, f"{kind}s")[name] for chain in chains]]
+        for tensors in [[getattr(chain, f"{kind}s")[name] for chain in chains]]
     ]
     stdout.print(rows_table(("\ncompared", "\n", "\nmax abs", "\n"), compared))
     for name, output in longest.outputs.items():

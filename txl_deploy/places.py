@@ -16,6 +16,6 @@ def refuse_inside(out: Path, *places: Path) -> None:
     """
     for place in places:
         with contextlib.suppress(OSError):
-            found, within = out.resolve(), place.resolve()
-            if found == within or within in found.parents:
+            target, within = out.resolve(), place.resolve()
+            if target == within or within in target.parents:
                 raise UsageError(f"{out}: lies in {place}, expected a place beside it; give another -o")

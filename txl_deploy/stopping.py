@@ -47,10 +47,10 @@ def require_going() -> None:
         _raise(number)
 
 
-def _dropped(found: sys.UnraisableHookArgs) -> None:
+def _dropped(dropped: sys.UnraisableHookArgs) -> None:
     """Print nothing for a dropped exception that a signal raised: the run ends at its next stage and reports it."""
-    if not (_received and isinstance(found.exc_value, KeyboardInterrupt | SystemExit)):
-        _tell_dropped(found)
+    if not (_received and isinstance(dropped.exc_value, KeyboardInterrupt | SystemExit)):
+        _tell_dropped(dropped)
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:

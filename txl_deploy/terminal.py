@@ -61,10 +61,10 @@ def lossy(stream: IO[str]) -> Iterator[None]:
 
 
 class Messages:
-    """Standard error for messages: if messages cannot be written any more, the work goes on without them.
+    """Standard error for messages; if it can no longer be written, messages are dropped and the work goes on.
 
     Messages go to the stream with which the run began. While rich draws a bar, it replaces sys.stderr with a stream
-    that prints on the bar's console, which writes here.
+    that prints on the bar's console, and the console writes here.
     """
 
     stream = sys.stderr

@@ -54,7 +54,7 @@ def try_bundle(path: Path, manifest: Manifest, bounds: Bounds, listener: Listene
         BundleError: a trial ended the process; the message names program, sizes and cause.
         BackendError: the engine is not installed or cannot run the bundle.
     """
-    found: list[TriedProgram] = []
+    results: list[TriedProgram] = []
     for update in usable_updates(manifest.updates):
         listener.stage(f"try to open the graphs of {update}")
         with txl_runtime.load(path, "cpu", threads=1, update=update, trial=bounds) as model:
@@ -67,8 +67,8 @@ def try_bundle(path: Path, manifest: Manifest, bounds: Bounds, listener: Listene
                 for first in manifest.segment_lengths:
                     others = [length for length in manifest.segment_lengths if length != first]
                     _run(model, sequences, [first, *others], tried)
-            found += _summed(tried, model)
-    return found
+            results += _summed(tried, model)
+    return results
 
 
 class Nothing(Engine):
@@ -87,7 +87,7 @@ class Nothing(Engine):
 
     def run(self, program: Program, inputs: Arrays) -> Arrays:
         returned = self._tried.tried[key_of(program, inputs, None)].returned
-        return {name: np.zeros(found.shape, found.dtype) for name, found in returned.items()}
+        return {name: np.zeros(array.shape, array.dtype) for name, array in returned.items()}
 
     def release_pages(self) -> None:
         pass

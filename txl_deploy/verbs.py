@@ -35,8 +35,8 @@ class _Verbs(Group):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
         """Return the verb that the first argument names, and the arguments after it."""
-        name, found, rest = super().resolve_command(ctx, args)
-        return name, found if name is None else command(name), rest
+        name, resolved, rest = super().resolve_command(ctx, args)
+        return name, resolved if name is None else command(name), rest
 
 
 app = typer.Typer(
@@ -52,8 +52,8 @@ app = typer.Typer(
 def command(verb: str) -> Any:
     """Return a verb's command with its options, which typer makes from the verb's function."""
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-    made = alone.command(name=verb, cls=Command, context_settings=SETTINGS)
-    made(import_module(f"txl_deploy.commands.{verb}").run)
+    click_command = alone.command(name=verb, cls=Command, context_settings=SETTINGS)
+    click_command(import_module(f"txl_deploy.commands.{verb}").run)
     return typer.main.get_command(alone)
 
 

@@ -17,12 +17,12 @@ Ask = Callable[[dict[str, Any]], dict[str, float]]
 
 @contextmanager
 def asked(command: Sequence[str], source: Path, title: str) -> Iterator[Ask]:
-    """A process that reads a request a line and answers with a line, both JSON.
+    """Start a process that reads one request per line and answers each with one line, both JSON.
 
     Args:
-        command: that starts it; it ends when its requests do.
+        command: the command that starts it; the process ends when its input ends.
         source: the checkout whose packages it imports.
-        title: what it is called if it ends early, as in "the process TITLE ended".
+        title: its name in the error if it ends early, as in "the process TITLE ended".
     """
     process = subprocess.Popen(
         command, env=environment_of(source), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

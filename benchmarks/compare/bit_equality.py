@@ -40,20 +40,22 @@ from own_cases import ENGINES, OWN_CASES
 from scenes import Scenes
 
 FIGURES = "verification figures"
-"""Numbers that judge a bundle and are no part of it: report.json, and `parity` wherever it is written or printed."""
+"""The name in a difference for numbers that judge a bundle and are no part of it: those in report.json and `parity`."""
 RELATIVE, ABSOLUTE = 1e-6, 1e-12
-"""The largest difference, relative and absolute, of figures that count as explained: computed in another way."""
+"""Figures count as explained if they differ by at most this, relative and absolute: they were computed in another
+order.
+"""
 EXPLAINED = {
     r"backends?(_notes)?\.": "what is said of backends that are not taken",
     r"(manifest\.)?joint ": "a field that bundles without it have as well",
     r"(commits|lengths|streams) \('absent'": "what inspect says since format 2",
     r"bytes ": "size of a bundle whose report.json holds other figures",
 }
-"""Places of the command line's documents that may differ, as regular expressions, and what stands there."""
+"""Places in the command line's documents that may differ, as regular expressions, with the reason."""
 UNSTABLE = frozenset({"seconds", "provenance", "bundle"})
-"""Keys of JSON documents that differ from run to run: durations, sources, and where a bundle lies."""
+"""Keys of JSON documents whose values differ from run to run: durations, sources, and the bundle's path."""
 DOCUMENTS = ("manifest.json", "report.json", "engines/*/*.json")
-"""Files of a bundle that are compared as JSON, because they hold such keys or figures; all others by their bytes."""
+"""Files of a bundle that are compared as JSON, because they hold such keys or figures; others are compared by bytes."""
 
 
 @dataclass(frozen=True)
@@ -98,37 +100,37 @@ def record(options: argparse.Namespace) -> int:
     out, source = options.out.resolve(), options.source.resolve()
     for folder in ("bundles", "checkpoints", "results", "snapshots"):
         (out / folder).mkdir(parents=True, exist_ok=True)
-    (out / "record.json").unlink(missing_ok=True)  # of an earlier run: this one may fail
-    found: dict[str, Any] = {}
+    (out / "record.json").unlink(missing_ok=True)  # left by an earlier run; this run may fail before it writes one
+    results: dict[str, Any] = {}
     side, only = _Side(source, out), options.only
     for case in CASES:
         if (options.demo if case.checkpoint is None else options.oracle) and (not only or case.name in only):
             print(f"{case.name}: {case.options}", file=sys.stderr, flush=True)
-            found[case.name] = _record_case(case, options, side)
+            results[case.name] = _record_case(case, options, side)
     own = {case.name: case for case in OWN_CASES if options.own and (not only or case.name in only)}
     if own:
         print(f"export {', '.join(own)}", file=sys.stderr, flush=True)
         side.python(Path(own_cases.__file__).resolve(), out / "bundles", "--source", source, "--only", *own)
     for name, one in own.items():
         print(f"{name}: {one.shows}", file=sys.stderr, flush=True)
-        found[name] = _record_bundle(name, one.targets, options, side)
+        results[name] = _record_bundle(name, one.targets, options, side)
     names = ("numpy", "onnxruntime", "torch", "onnx", "onnxscript", "onnx-ir")
     conditions = {"python": platform.python_version()} | {name: version(name) for name in names}
-    (out / "record.json").write_text(json.dumps({"conditions": conditions, "cases": found}, indent=1) + "\n")
+    (out / "record.json").write_text(json.dumps({"conditions": conditions, "cases": results}, indent=1) + "\n")
     return 0
 
 
 def environment_of(source: Path) -> dict[str, str]:
-    """The environment of a process that is to use a checkout's packages, whatever is installed.
+    """Return the environment of a process that imports a checkout's packages, whatever is installed.
 
-    This checkout is the last: it has `benchmarks.shared` where the other one has no such package.
+    This checkout comes last on the path: it has `benchmarks.shared` if the other checkout has no such package.
     """
     roots = (source, source / "export", source / "runtime", Path(__file__).parents[2])
     return os.environ | {"PYTHONPATH": os.pathsep.join(str(root.resolve()) for root in roots)}
 
 
 def runtime_of(source: Path) -> Any:
-    """The module `txl_runtime`, which has to be the checkout's own."""
+    """Import `txl_runtime`, and check that it is the checkout's own."""
     import txl_runtime
 
     if not Path(txl_runtime.__file__).resolve().is_relative_to(source.resolve()):
@@ -138,7 +140,7 @@ def runtime_of(source: Path) -> Any:
 
 @dataclass(frozen=True)
 class _Side:
-    """A checkout and where its record is written; runs Python with the checkout's packages."""
+    """A checkout, and the folder for its record; runs Python with the checkout's packages."""
 
     source: Path
     out: Path
@@ -153,12 +155,12 @@ class _Side:
         return done.stdout
 
     def cli(self, *arguments: object) -> Any:
-        """The JSON document that a command of `txl-deploy` prints."""
+        """Return the JSON document that a command of `txl-deploy` prints."""
         return _stable(json.loads(self.python("-m", "txl_deploy", *arguments, "--json")), str(self.out))
 
 
 def _record_case(case: Case, options: argparse.Namespace, side: _Side) -> dict[str, Any]:
-    """A Transformer-XL: by the command line, then as any bundle."""
+    """Record a Transformer-XL: its export by the command line, then everything that is recorded of any bundle."""
     bundle = side.out / "bundles" / f"{case.name}.txl"
     tokens = side.out / "checkpoints" / "tokens.npy"
     np.save(tokens, np.arange(300) * 7 % 40)
@@ -167,16 +169,16 @@ def _record_case(case: Case, options: argparse.Namespace, side: _Side) -> dict[s
     prompt = ("--prompt-tokens", "1,2,3,4,5,6,7", "--max-new-tokens", 20, "--seed", 3, "--threads", 1)
     documents["generate"] = side.cli("generate", bundle, *prompt, "--temperature", 0.8, "--top-p", 0.9)
     documents["score"] = side.cli("score", bundle, tokens, "--threads", 1)
-    found = _record_bundle(case.name, case.targets, options, side)
-    return {**found, "documents": documents | found["documents"]}
+    result = _record_bundle(case.name, case.targets, options, side)
+    return {**result, "documents": documents | result["documents"]}
 
 
 def _record_bundle(name: str, targets: Sequence[str], options: argparse.Namespace, side: _Side) -> dict[str, Any]:
-    """The files of a bundle and of its engines, what commands say of it, and what its streams do."""
+    """Record the files of a bundle and of its engines, the output of commands on it, and the results of its streams."""
     bundle, documents = side.out / "bundles" / f"{name}.txl", {}
     for target in targets:
         documents[f"build {target.split()[0]}"] = side.cli("build", bundle, "--target", *target.split())
-    if next(bundle.glob("selftest.*"), None):  # a graph written by hand has no vectors
+    if next(bundle.glob("selftest.*"), None):  # bundles whose graphs were written by hand have no vectors
         documents["selftest"] = side.cli("selftest", bundle, "--backend", "cpu", "--threads", 1)
     documents["inspect"] = side.cli("inspect", bundle)
     others = ["--snapshots", options.snapshots.resolve() / "snapshots"] if options.snapshots else []
@@ -189,7 +191,7 @@ def _record_bundle(name: str, targets: Sequence[str], options: argparse.Namespac
 
 
 def _checkpoint(case: Case, options: argparse.Namespace, out: Path) -> list[object]:
-    """The arguments of `export` that say what to read."""
+    """Return the arguments of `export` that name the checkpoint."""
     if case.checkpoint is None:
         return [options.demo.resolve()]
     source = options.oracle.resolve() / case.checkpoint
@@ -206,7 +208,7 @@ def _checkpoint(case: Case, options: argparse.Namespace, out: Path) -> list[obje
 
 
 def _stable(document: Any, folder: str = "") -> Any:
-    """A JSON document without what differs from run to run, and without where the record lies."""
+    """Return a JSON document without the values that differ from run to run, and without the record's path."""
     if isinstance(document, dict):
         left_out = {key for key in document if key in UNSTABLE or any(Path(key).match(name) for name in DOCUMENTS)}
         return {key: _stable(value, folder) for key, value in document.items() if key not in left_out}
@@ -216,7 +218,7 @@ def _stable(document: Any, folder: str = "") -> Any:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Everything that streams do, with every update rule, both ways of loading; prints hashes as JSON."""
+    """Run every operation of streams, with every update rule and both ways of loading; print hashes as JSON."""
     txl_runtime = runtime_of(options.source)
     manifest = json.loads((options.bundle / "manifest.json").read_text())
     arrays: dict[str, Any] = {}
@@ -239,7 +241,7 @@ def _hash(array: Any) -> str:
 
 
 def compare(options: argparse.Namespace) -> int:
-    """Print a table of what is equal and what differs; exit code 1 where a difference is not explained."""
+    """Print a table of what is equal and what differs; return exit code 1 if a difference is not explained."""
     old, new = (json.loads((folder / "record.json").read_text()) for folder in (options.old, options.new))
     if old["conditions"] != new["conditions"]:
         print(f"The records were made under different conditions:\n  {old['conditions']}\n  {new['conditions']}\n")
@@ -265,7 +267,7 @@ def compare(options: argparse.Namespace) -> int:
 
 
 def _arrays(old: Mapping[str, str], new: Mapping[str, str], results: list[Path]) -> Iterator[tuple[str, str]]:
-    """Files and arrays by hash; of arrays that differ, by how much."""
+    """Compare files and arrays by hash; for arrays that differ, also by their largest difference."""
     for name in sorted(old.keys() | new.keys()):
         if old.get(name) == new.get(name):
             yield name, "equal"
@@ -288,24 +290,26 @@ def _arrays(old: Mapping[str, str], new: Mapping[str, str], results: list[Path])
 
 
 def _document(old: Any, new: Any, name: str) -> str:
-    """JSON documents: the places that differ, and of figures of verification by how much."""
-    found = list(_differences(_in_one_format(old), _in_one_format(new), "", name == "report.json"))
-    if not found:
+    """Compare JSON documents: list the places that differ, with the size of the difference for figures of
+    verification.
+    """
+    results = list(_differences(_in_one_format(old), _in_one_format(new), "", name == "report.json"))
+    if not results:
         return "equal"
     beyond, reasons = [], set()
-    for place in (place for place, apart in found if apart is None):
-        told = [reason for pattern, reason in EXPLAINED.items() if re.match(pattern, place)]
-        reasons.update(told)
-        beyond += [] if told else [place]
+    for place in (place for place, apart in results if apart is None):
+        names = [reason for pattern, reason in EXPLAINED.items() if re.match(pattern, place)]
+        reasons.update(names)
+        beyond += [] if names else [place]
     if beyond:
         return f"differs: {', '.join(beyond[:5])}{' …' if len(beyond) > 5 else ''}"
-    worst = max((apart for _, apart in found if apart is not None), default=None)
+    worst = max((apart for _, apart in results if apart is not None), default=None)
     reasons |= set() if worst is None else {f"{FIGURES}, relative difference at most {worst:.1e}"}
     return f"explained: {'; '.join(sorted(reasons))}"
 
 
 def _in_one_format(document: Any) -> Any:
-    """A manifest, alone or in another document, as the runtime takes it over from whatever format it is of."""
+    """Convert a manifest of any format, alone or inside a document, to the newest format, as the runtime does."""
     from txl_runtime.bundle.manifest import decode_manifest
 
     if not isinstance(document, dict):
@@ -317,7 +321,9 @@ def _in_one_format(document: Any) -> Any:
 
 
 def _differences(old: Any, new: Any, place: str, figures: bool) -> Iterator[tuple[str, float | None]]:
-    """Yield each place at which two documents differ; with the relative difference of explained figures, else None."""
+    """Yield each place at which two documents differ, with the relative difference if the figure may differ, else
+    None.
+    """
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted(old.keys() | new.keys()):
             pair = (old.get(key, "absent"), new.get(key, "absent"))

@@ -48,30 +48,30 @@ class Case(NamedTuple):
 
 
 Figures = dict[str, dict[str, list[float]]]
-"""By row and side, of each round."""
+"""Measurements by row of the table and by side: one number per round."""
 
 
 def cases(folder: Path, quick: bool) -> list[Case]:
-    """The bundles, exported into a folder, and what is timed of them."""
+    """Export the bundles into a folder, and return the cases to time."""
     sizes: Mapping[str, tuple[dict[str, Any], int]] = {
         "4 × 192": (shape(4, 192, 6, 32, 768, 256), 128),
         "12 × 512": (shape(12, 512, 8, 64, 2048, 204), 640),
     }
     if quick:
         sizes = {"tiny": (TINY, 8)}
-    long, found = 4 if quick else 64, []
+    long, result = 4 if quick else 64, []
     for name, (values, memory) in sizes.items():
         bundle = random_bundle(folder / f"{name.replace(' ', '')}.txl", values, (long, 1), memory)
-        found += [
+        result += [
             Case(f"{name}, {update}, {positions}", bundle, update, positions)
             for update in ("ring", "rolled")
             for positions in (1, long)
         ]
-    return [*found, *(Case(f"GRU, B {b}", POLICIES / f"policy-{b}", "replace", 1) for b in (1, 16))]
+    return [*result, *(Case(f"GRU, B {b}", POLICIES / f"policy-{b}", "replace", 1) for b in (1, 16))]
 
 
 def built(folder: Path, installed: Path | None) -> Path:
-    """The program of C, linked with the library."""
+    """Compile the C program, linked with the library, and return its path."""
     if installed is None:
         log("build the library")
         installed = folder / "installed"
@@ -104,12 +104,12 @@ def commands(program: Path, case: Case) -> dict[str, list[str]]:
 
 
 def turns(rounds: int, sides: tuple[str, ...] = ("C", "Python")) -> list[tuple[str, ...]]:
-    """The sides of each round, in the order in which they work."""
+    """Return the order in which the sides work in each round."""
     return [sides[turn % len(sides) :] + sides[: turn % len(sides)] for turn in range(rounds)]
 
 
 def timed(starting: Mapping[str, list[str]], case: Case, rounds: int, seconds: float) -> dict[str, list[float]]:
-    """Microseconds of one segment, by side and round; `starting` has the command of each side."""
+    """Return microseconds of one segment, by side and round; `starting` has each side's command."""
     with ExitStack() as stack:
         ask: dict[str, Ask] = {
             side: stack.enter_context(asked(command, ROOT, side)) for side, command in starting.items()
@@ -118,42 +118,42 @@ def timed(starting: Mapping[str, list[str]], case: Case, rounds: int, seconds: f
         request = {"positions": case.positions, "calls": 1 + (memory or 0) // case.positions}
         once = {side: each(request)["seconds"] / request["calls"] for side, each in ask.items()}  # memory is full now
         calls = {side: max(1, round(seconds / max(took, 1e-7))) for side, took in once.items()}
-        found: dict[str, list[float]] = {side: [] for side in ask}
+        results: dict[str, list[float]] = {side: [] for side in ask}
         for sides in turns(rounds, tuple(starting)):
             for side in sides:
                 took = ask[side]({"positions": case.positions, "calls": calls[side]})["seconds"]
-                found[side].append(took / calls[side] * 1e6)
-    return found
+                results[side].append(took / calls[side] * 1e6)
+    return results
 
 
 def started(program: Path, case: Case, rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Milliseconds of processor time until a step has ended, and MB at most, by side and round."""
-    found: dict[str, dict[str, list[float]]] = {what: {"C": [], "Python": []} for what in ("ms", "MB")}
+    """Return milliseconds of processor time until a first step has ended, and peak memory in MB, by side and round."""
+    results: dict[str, dict[str, list[float]]] = {what: {"C": [], "Python": []} for what in ("ms", "MB")}
     for sides in turns(rounds):
         for side in sides:
             command = [*commands(program, case)[side], "first"]
-            said = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-            found["ms"][side].append(said["seconds"] * 1e3)
-            found["MB"][side].append(said["peak"] / 1e6)
-    return found
+            answer = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+            results["ms"][side].append(answer["seconds"] * 1e3)
+            results["MB"][side].append(answer["peak"] / 1e6)
+    return results
 
 
 def table(title: str, figures: Figures) -> Table:
-    """Medians of both sides, and the median of the ratios of each round with its quartiles."""
-    made = Table((title, "C", "Python", "Python / C (quartiles)"))
+    """Return a table of both sides' medians, and the median of the rounds' ratios with its quartiles."""
+    table = Table((title, "C", "Python", "Python / C (quartiles)"))
     for row, sides in figures.items():
         c, python = np.array(sides["C"]), np.array(sides["Python"])
-        made.add(row, float(np.median(c)), float(np.median(python)), spread(python / c, 2))
-    return made
+        table.add(row, float(np.median(c)), float(np.median(python)), spread(python / c, 2))
+    return table
 
 
 def main() -> int:
     """Read the command line and measure."""
-    made = parser(__doc__, seconds=0.2, threads="not asked: both sides have one")
-    made.set_defaults(threads=1)
-    made.add_argument("--rounds", type=int, default=12, help="turns of each side (default 12)")
-    made.add_argument("--installed", type=Path, metavar="PREFIX", help="where the library was installed")
-    options = made.parse_args()
+    option_parser = parser(__doc__, seconds=0.2, threads="not asked: both sides have one")
+    option_parser.set_defaults(threads=1)
+    option_parser.add_argument("--rounds", type=int, default=12, help="turns of each side (default 12)")
+    option_parser.add_argument("--installed", type=Path, metavar="PREFIX", help="where the library was installed")
+    options = option_parser.parse_args()
     (library,) = (Path(onnxruntime.__file__).parent / "capi").glob("libonnxruntime.so*")
     os.environ["TXL_ONNXRUNTIME"] = str(library)
     steps, starts, peaks = Figures(), Figures(), Figures()
@@ -165,8 +165,8 @@ def main() -> int:
             log(case.name)
             steps[case.name] = timed(commands(program, case), case, rounds, seconds)
             if case.positions == 1:
-                found = started(program, case, rounds)
-                starts[case.name], peaks[case.name] = found["ms"], found["MB"]
+                result = started(program, case, rounds)
+                starts[case.name], peaks[case.name] = result["ms"], result["MB"]
     tables = [
         table("µs of processor time of one segment", steps),
         table("ms of processor time from start to the end of one step", starts),

@@ -46,14 +46,14 @@ Rounds = dict[str, dict[str, list[float]]]
 
 
 class NoEngine:
-    """See `txl_runtime.host.engine.Engine`; what it is given is the engine that it stands for."""
+    """An engine whose calls do nothing; made from the engine that it replaces. See `txl_runtime.host.engine.Engine`."""
 
     def __init__(self, engine: Any) -> None:
         self.description, self.least_rows = "an engine that does nothing", engine.least_rows
         self.calls = 0
 
     def bind(self, program: Any, inputs: Any, outputs: Any) -> Callable[[], None]:
-        """A call that is counted, and nothing else."""
+        """Return a call that only counts itself."""
 
         def call() -> None:
             self.calls += 1
@@ -61,19 +61,19 @@ class NoEngine:
         return call
 
     def kept(self, program: Any) -> Any:
-        """No state."""
+        """Return (): the engine keeps no state."""
         return ()
 
     def run(self, program: Any, inputs: Any) -> Any:
-        """Raise: no model here leaves sizes open."""
+        """Raise an error: no timed model leaves sizes open."""
         raise NotImplementedError(f"{program.name} leaves sizes open, expected a program of fixed sizes")
 
     def release_pages(self) -> None:
-        """There are none."""
+        """Do nothing: the engine has no pages."""
 
 
 def opened(runtime: Any, bundle: Path, update: str) -> Any:
-    """A model whose engine does nothing."""
+    """Open a model, and replace its engine by `NoEngine`."""
     model = runtime.load(bundle, backend="cpu", threads=1, update=update)
     model.backend.engine = NoEngine(model.backend.engine)
     return model
@@ -87,58 +87,58 @@ def works(model: Any) -> Mapping[str, Callable[[], object]]:
         arrays: Any = draws.integers(0, VOCABULARY, (64, 1, 1), np.int32)
     else:
         arrays = draws.normal(size=(64, 1, 1, entry.shape[-1])).astype(np.float32)
-    given, counts = [{name: array} for array in arrays], np.ones(1, np.int32)
+    inputs, counts = [{name: array} for array in arrays], np.ones(1, np.int32)
     loop, stream = model.open_loop(), model.stream()
-    found: dict[str, Callable[[], object]] = {
-        "Loop.run": lambda: loop.run(given[next(number) % 64], counts),
-        "Stream.run": lambda: stream.run(given[next(number) % 64]),
+    results: dict[str, Callable[[], object]] = {
+        "Loop.run": lambda: loop.run(inputs[next(number) % 64], counts),
+        "Stream.run": lambda: stream.run(inputs[next(number) % 64]),
     }
     if entry.role == "tokens":
-        found["Stream.step"] = lambda: stream.step(arrays[next(number) % 64])
-        found["Stream.feed"] = lambda: stream.feed(arrays[next(number) % 64])
+        results["Stream.step"] = lambda: stream.step(arrays[next(number) % 64])
+        results["Stream.feed"] = lambda: stream.feed(arrays[next(number) % 64])
     else:
-        found["Stream.feed"] = lambda: stream.feed(given[next(number) % 64])
-    return found
+        results["Stream.feed"] = lambda: stream.feed(inputs[next(number) % 64])
+    return results
 
 
 def rows() -> list[str]:
-    """All rows of the table."""
+    """Return the names of all rows of the table."""
     return [
         f"{call}, {model}" for model in MODELS for call in CALLS if (call, model) != (CALLS[2], "LSTM over features")
     ]
 
 
 def measure(options: argparse.Namespace, files: Path) -> Rounds:
-    """Nanoseconds of everything, the sides in turns."""
+    """Return nanoseconds of each timed call; the sides take turns."""
     sources = {side: source for side, source in (("old", options.old), ("new", options.new)) if source}
-    found: Rounds = {row: {side: [] for side in sources} for row in rows()}
+    results: Rounds = {row: {side: [] for side in sources} for row in rows()}
     with ExitStack() as stack:
         command = [sys.executable, __file__, "--files", str(files), "--child"]
         ask = {
             side: stack.enter_context(asked([*command, str(source)], source, side)) for side, source in sources.items()
         }
-        for turn, row in itertools.product(range(options.rounds), found):
+        for turn, row in itertools.product(range(options.rounds), results):
             for side in list(sources)[:: 1 if turn % 2 == 0 else -1]:
-                found[row][side].append(ask[side]({"row": row, "seconds": options.seconds})["tenth"])
-    return found
+                results[row][side].append(ask[side]({"row": row, "seconds": options.seconds})["tenth"])
+    return results
 
 
 def table(found: Rounds) -> Table:
-    """Microseconds, and what the new side takes more."""
+    """Return a table in microseconds, with the additional time of the new side."""
     sides = list(next(iter(found.values())))
     more = ("new - old", "new / old") if len(sides) == 2 else ()
-    made = Table(("µs of processor time (quartiles), 1 thread", *sides, *more))
+    table = Table(("µs of processor time (quartiles), 1 thread", *sides, *more))
     for row, times in found.items():
         values = [np.array(times[side]) / 1e3 for side in sides]
         cells = [spread(value, 2) for value in values]
         if more:
             cells += [spread(values[1] - values[0], 2), spread(values[1] / values[0], 3)]
-        made.add(row, *cells)
-    return made
+        table.add(row, *cells)
+    return table
 
 
 def _answer(source: Path, files: Path) -> None:
-    """Do what the requests say, with a checkout's packages."""
+    """Answer requests on stdin with timings, using this process's packages."""
     runtime, calls, engines = runtime_of(source), {}, {}
     for name, (bundle, update) in MODELS.items():
         model = opened(runtime, files / f"{bundle}.txl", update)
@@ -147,14 +147,14 @@ def _answer(source: Path, files: Path) -> None:
     for line in sys.stdin:
         request = json.loads(line)
         engine = engines[request["row"]]
-        found = timed(calls[request["row"]], request["seconds"], partial(getattr, engine, "calls"))
-        if not found["calls"]:
+        result = timed(calls[request["row"]], request["seconds"], partial(getattr, engine, "calls"))
+        if not result["calls"]:
             raise SystemExit(f"{request['row']} did not call its engine, expected that it does")
-        print(json.dumps(found), flush=True)
+        print(json.dumps(result), flush=True)
 
 
 def main() -> int:
-    """Read the command line; measure, or be a side's process."""
+    """Read the command line; measure, or answer requests as the process of one side."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("old", type=Path, nargs="?", metavar="OLD_CHECKOUT", help="what to compare with")
     parser.add_argument("--new", type=Path, default=Path(__file__).parents[2], help="by default this checkout")
@@ -175,10 +175,10 @@ def main() -> int:
         files.mkdir(parents=True, exist_ok=True)
         if not (files / "words.txl").exists():
             export_bundles(files)
-        found = measure(options, files)
-    print(table(found).markdown())
+        result = measure(options, files)
+    print(table(result).markdown())
     if options.out is not None:
-        options.out.write_text(json.dumps(found, indent=1) + "\n")
+        options.out.write_text(json.dumps(result, indent=1) + "\n")
     return 0
 
 

@@ -56,7 +56,7 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "hidden": {"memory": "hidden"},
     "no memory": {"config": TINY | {"memory_length": 0}},
 }
-"""The exported models: changes of a small config, and options of `export`."""
+"""The exported models: changes to a small config, and options of `export`."""
 ROLLED_ALONE = ("hidden", "no memory")
 STEPS = ("recurrent", "growing", "counting", "together", "stateless")
 CASES = [
@@ -75,11 +75,11 @@ FAILURES: dict[str, Any] = {
     "cuMemcpy": 719,
     "cuMemset": 719,
 }
-"""The functions that fail, by the beginnings of their names, and the status that they return."""
+"""Functions of the driver that are made to fail, by the start of their name, and the status or error that results."""
 GIVE_BACK = ("cuMemFree", "cuEventDestroy", "cuGraphExecDestroy", "cuStreamDestroy")
-"""The functions that give something back whose owner has gone, by the beginnings of their names."""
+"""Functions of the driver that release something whose owner is gone, by the start of their name."""
 Record = dict[str, list[tuple[str, list[str]]]]
-"""By case, every operation and its calls."""
+"""For each case, every operation with the driver calls that it made."""
 
 
 def main() -> int:
@@ -115,14 +115,17 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         bundles = options.bundles or Path(folder)
         bundles.mkdir(parents=True, exist_ok=True)
-        found = record(bundles, [case for case in CASES if not options.only or case[0] in options.only])
-    options.out.write_text(json.dumps(found, indent=0) + "\n")
+        result = record(bundles, [case for case in CASES if not options.only or case[0] in options.only])
+    options.out.write_text(json.dumps(result, indent=0) + "\n")
     return 0
 
 
 def compare(old: Record, new: Record, look: Callable[[Sequence[str]], list[str]] = list) -> int:
-    """Print each difference once, with the operations that have it; 1 if there is any. `look` is how calls are seen."""
-    found: dict[str, list[str]] = {}
+    """Print each difference once, with the operations that have it; return 1 if there is any.
+
+    `look` is applied to the calls first, to ignore differences in their order.
+    """
+    results: dict[str, list[str]] = {}
     operations = calls = 0
     for case in sorted(old.keys() | new.keys()):
         before, after = (dict(side.get(case, [])) for side in (old, new))
@@ -132,28 +135,28 @@ def compare(old: Record, new: Record, look: Callable[[Sequence[str]], list[str]]
             if theirs != ours:
                 lines = difflib.unified_diff(theirs, ours, n=1, lineterm="")
                 text = "\n".join(line for line in lines if not line.startswith(("---", "+++", "@@")))
-                found.setdefault(text, []).append(f"{case}: {title}")
-    for text, places in found.items():
+                results.setdefault(text, []).append(f"{case}: {title}")
+    for text, places in results.items():
         print(f"{len(places)} operations differ so, the first is {places[0]}\n{text}\n")
-    print(f"{operations} operations, {calls} lines; {sum(map(len, found.values()))} operations differ")
-    return int(bool(found))
+    print(f"{operations} operations, {calls} lines; {sum(map(len, results.values()))} operations differ")
+    return int(bool(results))
 
 
 def record(bundles: Path, cases: Sequence[tuple[str, str]]) -> Record:
     """Return the operations of each case with their calls of the driver."""
-    found: Record = {}
-    gc.disable()  # so memory is given back where it is let go of, and not at the collector's next run
+    results: Record = {}
+    gc.disable()  # so that memory is released when its last reference goes, not at the collector's next run
     for name, rule in cases:
         path = bundle(bundles, name)
         for title, steps in WAYS.items():
             print(f"{name}, {rule}: {title}", file=sys.stderr, flush=True)
-            found[f"{name}, {rule}: {title}"] = Play(path, rule).play(steps)
+            results[f"{name}, {rule}: {title}"] = Play(path, rule).play(steps)
     gc.enable()
-    return found
+    return results
 
 
 def bundle(folder: Path, name: str) -> Path:
-    """A bundle of the name, made if it is not there."""
+    """Return the bundle of this name; make it if it does not exist."""
     path = folder / f"{name.replace(' ', '-')}.txl"
     if path.exists():
         return path
@@ -167,13 +170,13 @@ def bundle(folder: Path, name: str) -> Path:
         return path
     from step_models import MODELS
 
-    made: Any = MODELS.get(name) or {"together": together, "stateless": stateless}[name]
-    written: Path = made().write(path)
+    result: Any = MODELS.get(name) or {"together": together, "stateless": stateless}[name]
+    written: Path = result().write(path)
     return written
 
 
 def together() -> Any:
-    """Sequences in lockstep that are told how many positions count, and states of many shapes, one of them shared."""
+    """Make a bundle whose sequences run in lockstep with counted positions, and whose states have many shapes."""
     from step_models import Graph, StepModel
     from txl_runtime.bundle.tables import Input, Output, StateTensor
 
@@ -222,7 +225,7 @@ def together() -> Any:
 
 
 def stateless() -> Any:
-    """A step that carries nothing."""
+    """Make a bundle of a step without state."""
     from step_models import Graph, StepModel
     from txl_runtime.bundle.tables import Input, Output
 
@@ -245,10 +248,10 @@ def stateless() -> Any:
 
 
 class Play:
-    """A model on a stand-in device, and what is done to it.
+    """A model on a stand-in device, and the operations that are tried on it.
 
     Args:
-        path: of the bundle.
+        path: the bundle.
         rule: the update rule of its programs.
     """
 
@@ -261,10 +264,10 @@ class Play:
         self._operations: list[tuple[str, list[Line]]] = []
 
     def play(self, steps: Callable[[Play], None]) -> list[tuple[str, list[str]]]:
-        """Do it all, and then let go of it; the calls of each operation."""
+        """Run all operations, then release the model; return the calls of each operation."""
         try:
             steps(self)
-        except Exception as error:  # what was to be done could not be, since something before it had gone wrong
+        except Exception as error:  # the operation was not possible, because an earlier one had failed
             self._operations.append(("the end, before everything was done", [[repr(error)]]))
         del self.model
         self.do("all is given back", lambda: gc.collect() and None)
@@ -286,65 +289,70 @@ class Play:
         self.notes.know(self.model)
 
     def do(self, title: str, work: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """One operation, whose calls are kept; what it gave."""
+        """Run one operation, record its calls, and return its result."""
         self._said[title] += 1
-        given: Any = None
+        inputs: Any = None
         try:
-            given = work(*arguments, **options)
-            end = f"gives {digest(given)}"
+            inputs = work(*arguments, **options)
+            end = f"gives {digest(inputs)}"
         except (Exception, KeyboardInterrupt) as error:
             end = f"raises {type(error).__name__}: {error}"
-        said = title if self._said[title] == 1 else f"{title}, time {self._said[title]}"
-        self._operations.append((said, [*self.notes.taken(), [end]]))
-        return given
+        text = title if self._said[title] == 1 else f"{title}, time {self._said[title]}"
+        self._operations.append((text, [*self.notes.taken(), [end]]))
+        return inputs
 
     def loop(self) -> Any:
-        """A loop of the model."""
+        """Return a new loop of the model."""
         return self.do("a loop is opened", self.model.open_loop)
 
     # --- segments ---
 
     @property
     def lengths(self) -> list[int]:
-        """Positions of segments: those that programs have, and where any are taken one fewer than most, and one."""
+        """Return segment lengths to try: those of the programs and, if any length is allowed, one less than the
+        longest, and 1.
+        """
         known = self.model.manifest.segment_lengths
         more = {known[0] - 1, 1} - {0} if self.model.manifest.lengths == "valid" else set[int]()
         return sorted({*known} | more, reverse=True)
 
     @property
     def wants(self) -> tuple[Want, ...]:
-        """The results that may be asked for."""
+        """Return the kinds of results that a caller may ask for."""
         return ("rows",) if self.model.manifest.logprobs is None else ("rows", "last", "next", "nll")
 
     def length(self) -> int:
-        """One of the lengths."""
+        """Draw one of the lengths."""
         return int(self.draws.choice(self.lengths))
 
     def inputs(self, b: int, length: int) -> dict[str, Any]:
-        """Arrays by name."""
-        found: dict[str, Any] = {}
+        """Draw arrays by input name."""
+        results: dict[str, Any] = {}
         for entry in self.model.manifest.inputs:
             sizes = entry.sizes(b, length)
             if entry.role == "tokens":
-                found[entry.name] = self.draws.integers(0, entry.vocab or 1, sizes).astype(np.int32)
+                results[entry.name] = self.draws.integers(0, entry.vocab or 1, sizes).astype(np.int32)
             elif entry.role == "feature":
-                found[entry.name] = self.draws.normal(size=sizes).astype(np.dtype(entry.dtype))
-        return found
+                results[entry.name] = self.draws.normal(size=sizes).astype(np.dtype(entry.dtype))
+        return results
 
     def counts(self, b: int, length: int) -> Ids:
-        """Draw the number of positions that count in each sequence, as the model allows; not 0 in all of them."""
+        """Draw the number of positions that count in each sequence, as the model allows; not 0 in all of them.
+
+        For example, [5, 0, 3].
+        """
         manifest = self.model.manifest
         if manifest.streams == "lockstep":
             return np.full(b, length, np.int32)
         exact = manifest.lengths == "exact"
-        found = length * self.draws.integers(0, 2, b) if exact else self.draws.integers(0, length + 1, b)
-        found[-1] += not found.any()
-        return (length * found.clip(0, 1) if exact else found).astype(np.int32)
+        counts = length * self.draws.integers(0, 2, b) if exact else self.draws.integers(0, length + 1, b)
+        counts[-1] += not counts.any()
+        return (length * counts.clip(0, 1) if exact else counts).astype(np.int32)
 
     def run(
         self, loop: Any, b: int = B, length: int = 0, want: Want = "rows", counts: Any = None, commit: bool = True
     ) -> Any:
-        """Put a segment into the queue."""
+        """Put a segment into the device's queue."""
         length = length or self.lengths[0]
         inputs = self.inputs(b, length)
         if want == "nll":
@@ -355,11 +363,11 @@ class Play:
         return loop.run(inputs, counts, want, commit)
 
     def unread(self, loop: Any) -> None:
-        """A segment whose result nobody asks for."""
+        """Run a segment whose result is never read."""
         self.run(loop)
 
     def read(self, result: Any, want: Want = "rows") -> Any:
-        """Ask for what was wanted; for rows, also for all outputs."""
+        """Read the wanted results; for rows, read all outputs too."""
         if self.model.manifest.logprobs is None:
             return result.outputs()
         if want == "next":
@@ -368,12 +376,12 @@ class Play:
         return (found, result.outputs()) if want == "rows" else found
 
     def segment(self, loop: Any, b: int = B, length: int = 0, want: Want = "rows", **more: Any) -> Any:
-        """A segment whose result is asked for."""
+        """Run a segment and read its result."""
         return self.read(self.run(loop, b, length, want, **more), want)
 
 
 def loops(play: Play) -> None:
-    """Do all that a loop can."""
+    """Try every operation of a loop."""
     play.open()
     loop = play.loop()
     for want in play.wants:
@@ -387,7 +395,9 @@ def loops(play: Play) -> None:
 
 
 def states_moved(play: Play, loop: Any) -> None:
-    """States of one sequence, taken after each of some segments and put where others have come as far or not."""
+    """Take states of one sequence after some segments, and put them where other sequences have come equally far or
+    not.
+    """
     every, kept = np.arange(B), []
     play.do("all begin anew", loop.clear, every)
     for _ in range(5):
@@ -402,7 +412,7 @@ def states_moved(play: Play, loop: Any) -> None:
 def segments_of_every_sort(play: Play, loop: Any) -> None:
     """Run segments of fewer sequences, with idle ones, without commit, and often around a ring."""
     for b in (2, 1, B):
-        if "fill" in play.model.manifest.counters:  # there a sequence that is gone has to be idle
+        if "fill" in play.model.manifest.counters:  # with memory rows, a sequence that was dropped has to be idle
             play.do(f"{b} sequences remain", loop.reorder, np.arange(b))
         for want in play.wants:
             length = play.length()
@@ -416,7 +426,7 @@ def segments_of_every_sort(play: Play, loop: Any) -> None:
 
 
 def sequences_moved(play: Play, loop: Any) -> None:
-    """Sequences cleared, looked at, brought into other orders and limited."""
+    """Clear, read, reorder and limit sequences."""
     lockstep = play.model.manifest.streams == "lockstep"
     for rows in ([], [1], [0, 2], [0, 1, 2], [2, 2]):
         if not lockstep or len(rows) in (0, B):
@@ -438,7 +448,7 @@ def sequences_moved(play: Play, loop: Any) -> None:
 
 
 def results_left(play: Play, loop: Any) -> None:
-    """Results that are asked for late, twice or never."""
+    """Read results late, twice or never."""
     for _ in range(3):
         play.do("a segment that nobody reads", play.unread, loop)
     want = play.wants[-1]
@@ -451,7 +461,7 @@ def results_left(play: Play, loop: Any) -> None:
 
 
 def singly(play: Play) -> None:
-    """Segments that cannot be recorded."""
+    """Run segments with engines that cannot be recorded."""
     play.open(recordable=False)
     loop = play.loop()
     for number in range(6):
@@ -461,14 +471,14 @@ def singly(play: Play) -> None:
 
 
 def failures(play: Play) -> None:
-    """Let each function fail once, and go on after that."""
+    """Let each function of the driver fail once, and continue after that."""
     play.open()
     driver, every = play.notes.driver, np.arange(B)
     loop = play.loop()
     driver.tell("cuStreamEndCapture", 900, times=6, done=True)
     for _ in range(10):
         play.do("a segment whose record fails", play.segment, loop)
-        if play.model.update == "replace":  # where states grow, no program would run twice
+        if play.model.update == "replace":  # if states grow, no program would run twice
             play.do("it begins anew", loop.clear, every)
     driver.forgive()
     for name, outcome in FAILURES.items():
@@ -485,7 +495,7 @@ def failures(play: Play) -> None:
 
 
 def fail(play: Play, name: str, outcome: Any, loop: Any, title: str, work: Callable[..., Any], *arguments: Any) -> None:
-    """Let a function of the driver fail while something is done, and go on."""
+    """Let a function of the driver fail during an operation, and continue."""
     play.notes.driver.tell(name, outcome)
     play.do(f"{title}, {name} fails", work, *arguments)
     play.notes.driver.forgive()
@@ -493,7 +503,7 @@ def fail(play: Play, name: str, outcome: Any, loop: Any, title: str, work: Calla
 
 
 def large(play: Play) -> None:
-    """Results that do not fit where results arrive, and come in pieces."""
+    """Read results that are larger than the staging buffers, so that they arrive in pieces."""
     from txl_runtime.device import staging
 
     module: Any = staging
@@ -510,7 +520,7 @@ def large(play: Play) -> None:
 
 
 def streams(play: Play) -> None:
-    """Do all that a stream can."""
+    """Try every operation of a stream."""
     play.open()
     manifest, length = play.model.manifest, play.lengths[0]
     lockstep = manifest.streams == "lockstep"
@@ -544,7 +554,7 @@ def streams(play: Play) -> None:
 
 
 def idle(play: Play) -> None:
-    """Segments in which nothing counts, between others."""
+    """Run segments in which no position counts, between others."""
     play.open()
     loop = play.loop()
     for _ in range(2):
@@ -555,7 +565,7 @@ def idle(play: Play) -> None:
 
 
 def finite(play: Play) -> None:
-    """Segments in which everything has to be finite."""
+    """Run segments with the check that all values are finite."""
     play.open()
     stream = play.do("a stream is opened", play.model.stream)
     for _ in range(4):
@@ -572,11 +582,11 @@ WAYS: dict[str, Callable[[Play], None]] = {
     "idle": idle,
     "finite": finite,
 }
-"""The operations in one process's life of a device."""
+"""The sequences of operations; each runs in a process of its own."""
 
 
 def given_back_last(lines: Sequence[str]) -> list[str]:
-    """Calls in their order, and behind them what was given back, without what led there and away again."""
+    """Return the calls with all releases moved to the end, without the context changes around them."""
     kept: list[str] = []
     moved: list[str] = []
     rest = iter(lines)
@@ -594,7 +604,7 @@ def given_back_last(lines: Sequence[str]) -> list[str]:
 
 
 def without_lost_marks(lines: Sequence[str]) -> list[str]:
-    """Calls without records of an event that is recorded again before anybody waits for it."""
+    """Return the calls without records of an event that is recorded again before anybody waits for it."""
     kept: list[str] = []
     later: set[str] = set()
     for line in reversed(lines):
@@ -612,27 +622,27 @@ def without_lost_marks(lines: Sequence[str]) -> list[str]:
 
 def digest(given: Any) -> str:
     """Return 16 hexadecimal digits of a result of any type: equal for equal bits alone."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for piece in _pieces(given):
-        found.update(piece)
-    return found.hexdigest()[:16]
+        digest.update(piece)
+    return digest.hexdigest()[:16]
 
 
-def _pieces(given: Any) -> Iterator[bytes]:
-    if isinstance(given, np.ndarray):
-        yield f"{given.dtype} {given.shape}".encode()
-        yield given.tobytes()
-    elif isinstance(given, Mapping):
-        for name, value in given.items():
+def _pieces(inputs: Any) -> Iterator[bytes]:
+    if isinstance(inputs, np.ndarray):
+        yield f"{inputs.dtype} {inputs.shape}".encode()
+        yield inputs.tobytes()
+    elif isinstance(inputs, Mapping):
+        for name, value in inputs.items():
             yield str(name).encode()
             yield from _pieces(value)
-    elif isinstance(given, (list, tuple)):
-        for value in given:
+    elif isinstance(inputs, (list, tuple)):
+        for value in inputs:
             yield from _pieces(value)
-    elif isinstance(given, (bool, int, str)):
-        yield repr(given).encode()
-    elif hasattr(given, "tensors"):
-        yield from _pieces((given.fill, given.head, given.tensors))
+    elif isinstance(inputs, (bool, int, str)):
+        yield repr(inputs).encode()
+    elif hasattr(inputs, "tensors"):
+        yield from _pieces((inputs.fill, inputs.head, inputs.tensors))
 
 
 if __name__ == "__main__":

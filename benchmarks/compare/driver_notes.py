@@ -1,4 +1,6 @@
-"""Calls of the stand-in for CUDA's driver as text, in which an address is what lies there."""
+"""Writes calls of the stand-in for CUDA's driver as text; each address becomes the name of the block that lies
+there.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,13 @@ MADE = {
     "cuStreamEndCapture": "graph",
     "cuGraphInstantiateWithFlags": "record",
 }
-"""Functions that make something with a handle, and what it is called."""
+"""Functions that create an object with a handle, and the object's name in the text."""
 Line = list[Any]
-"""A call in pieces: text, and places in memory, which are named when the use of every block is known."""
+"""A call in pieces: texts, and places in memory, which get names when the use of every block is known."""
 
 
 class Notes:
-    """Calls of a stand-in for the driver.
+    """Records calls of a stand-in for the driver.
 
     Attributes:
         driver: the stand-in.
@@ -33,7 +35,7 @@ class Notes:
         notes = self
 
         class Noting(FakeDriver):
-            """Says each call, in its order."""
+            """Notes each call in its order."""
 
             def call(self, name: str, work: Callable[..., None], arguments: list[Any]) -> int:
                 status = super().call(name, work, arguments)
@@ -60,7 +62,7 @@ class Notes:
         self.driver = Noting()
 
     def know(self, model: Model) -> None:
-        """Learn what tensors of its programs are for."""
+        """Learn from programs the use of their tensors."""
         backend: Any = model.backend
         self._programs = {name: item.program for name, item in backend.executables.items()}
         self._states = {
@@ -68,12 +70,12 @@ class Notes:
         }
 
     def taken(self) -> list[Line]:
-        """The calls since this was asked last."""
-        found, self.lines = self.lines, []
-        return found
+        """Return the calls since this method was last called."""
+        result, self.lines = self.lines, []
+        return result
 
     def told(self, lines: Sequence[Line]) -> list[str]:
-        """Calls as text."""
+        """Return the calls as text."""
         names, numbers = {}, Counter[str]()
         for block in self._blocks:
             use = self._uses.get(block, "aside" if block.kind == "device" else "unused")
@@ -84,10 +86,10 @@ class Notes:
         ]
 
     def called(self, use: str, address: int) -> None:
-        """Say what a block is used for; the first word counts."""
-        found = self._around(address)
-        if found is not None:
-            self._uses.setdefault(found, use)
+        """Name the use of a block, in one word; the first name stays."""
+        result = self._around(address)
+        if result is not None:
+            self._uses.setdefault(result, use)
 
     def launched(self, name: str, reads: Any, writes: Any) -> None:
         """Note an engine's run."""
@@ -106,14 +108,14 @@ class Notes:
         else:
             line = [f"{name}("]
             for index, value in enumerate(arguments):
-                line += [", " if index else "", self._said(name, index, value, status)]
+                line += [", " if index else "", self._text_of(name, index, value, status)]
         self.lines.append([*line, ")", f" fails with {status}" if status else ""])
 
-    def _rows(self, given: Any, stream: int) -> Line:
-        """A copy of several rows; the fields are CUDA's."""
+    def _rows(self, inputs: Any, stream: int) -> Line:
+        """Return the text of a copy of several rows; the fields are CUDA's."""
         from stand_ins.driver_statuses import HOST, MemoryCopy
 
-        asked = MemoryCopy.from_buffer_copy(given._obj)
+        asked = MemoryCopy.from_buffer_copy(inputs._obj)
         line: Line = ["cuMemcpy2DAsync_v2("]
         for side, use in (("to", "arrived"), ("source", "staged")):
             kind = "host" if getattr(asked, f"{side}_type") == HOST else "device"
@@ -121,37 +123,39 @@ class Notes:
             line += [f"{side} ", place, f" by {getattr(asked, f'{side}_pitch')}, "]
         return [*line, f"{asked.width} wide, {asked.height} rows, ", self._things[stream]]
 
-    def _said(self, name: str, index: int, value: Any, status: int) -> Any:
-        """An argument, as text or as a place."""
-        made = None if status else getattr(getattr(value, "_obj", None), "value", None)
-        if made and name in MADE:
-            self._things[made] = f"{MADE[name]} {self._numbers[name]}"
+    def _text_of(self, name: str, index: int, value: Any, status: int) -> Any:
+        """Return an argument as text or as a place."""
+        result = None if status else getattr(getattr(value, "_obj", None), "value", None)
+        if result and name in MADE:
+            self._things[result] = f"{MADE[name]} {self._numbers[name]}"
             self._numbers[name] += 1
-            return self._things[made]
-        if made and name in ("cuMemAlloc_v2", "cuMemHostAlloc"):
-            self._blocks.append(self._around(made))
-            return self._place(made)
+            return self._things[result]
+        if result and name in ("cuMemAlloc_v2", "cuMemHostAlloc"):
+            self._blocks.append(self._around(result))
+            return self._place(result)
         if not isinstance(value, int):
             return "…"
         if value in self._things:
             return self._things[value]
-        if value > 2**20 and not name.startswith("cuCtx"):  # no size is so large here, and every address is
+        if value > 2**20 and not name.startswith("cuCtx"):  # larger than any size here, and smaller than any address
             use = "arrived" if index == 0 else "staged"
             return self._copied(use, value) if name.startswith("cuMemcpy") else self._place(value)
         return str(value)
 
     def _copied(self, use: str, address: int) -> Any:
-        """A place that a copy reads or writes; this tells the use of page-locked memory of the host."""
-        found = self._around(address)
-        if found is not None and found.kind == "pinned":
-            self._uses.setdefault(found, use)
+        """Return a place that a copy reads or writes; this reveals the use of the host's page-locked memory."""
+        result = self._around(address)
+        if result is not None and result.kind == "pinned":
+            self._uses.setdefault(result, use)
         return self._place(address)
 
     def _place(self, address: int) -> Any:
-        found = self._around(address)
-        return "host" if found is None else (found, address - found.address)
+        result = self._around(address)
+        return "host" if result is None else (result, address - result.address)
 
     def _around(self, address: int) -> Any:
-        """The block that an address lies in, or ends: a tensor without any values may stand behind the last one."""
+        """Return the block that contains an address, or that ends there: a tensor without values may lie after the last
+        one.
+        """
         memory = self.driver.memory
         return memory.around(address) or memory.around(address - 1)

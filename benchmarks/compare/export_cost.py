@@ -29,11 +29,11 @@ from benchmarks.shared.tables import Table
 
 PARTS = ("import", "look", "capture", "prove")
 _BEGINS = {"capture and check": "capture", "compute self-test vectors": "prove"}
-"""The part that a stage of the export begins, by its first words."""
+"""The part of the table to which a stage of the export belongs, by the stage's first words."""
 
 
 def spent() -> float:
-    """Processor seconds of this process and of those that it has started and that have ended."""
+    """Return processor seconds of this process and of its child processes that have ended."""
     return time.process_time() + sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
 
 
@@ -62,7 +62,7 @@ def _convolutions() -> Any:
     from txl_export import InputSpec, OutputSpec, StateSpec, StepSpec
 
     class Causal(nn.Module):
-        """Frames of a spectrum: causal convolutions that keep their last frames, a GRU over time, and back."""
+        """Causal convolutions over frames of a spectrum, which keep their last frames, around a GRU over time."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -95,7 +95,7 @@ def _compressive() -> Any:
     layers, width, heads, rows, old_rows, words = 2, 32, 4, 8, 4, 50
 
     class Compressive(nn.Module):
-        """Rows that leave the memory are compressed by two into a second one; both begin without rows."""
+        """A memory whose leaving rows are compressed, two into one, into a second memory; both begin without rows."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -136,7 +136,7 @@ MODELS: dict[str, Callable[[], Any]] = {
 
 
 def work(name: str, batch_size: int) -> dict[str, float]:
-    """Export a model, and say what each part of it cost."""
+    """Export a model, and return the seconds of each part."""
     import torch
     import txl_export
     from txl_runtime.listener import Listener
@@ -159,7 +159,7 @@ def work(name: str, batch_size: int) -> dict[str, float]:
 
 
 def measured(source: Path, name: str, batch_size: int) -> dict[str, float]:
-    """The same in a process of its own, with a checkout's packages."""
+    """Export a model in a process with a checkout's packages, and return the seconds of each part."""
     python = source / ".venv/bin/python"
     command = [str(python if python.is_file() else sys.executable), __file__, "--work", name, "-b", str(batch_size)]
     environment = environment_of(source) | {"OMP_NUM_THREADS": "1"}
@@ -167,14 +167,14 @@ def measured(source: Path, name: str, batch_size: int) -> dict[str, float]:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{source}, {name}: {done.stderr}")
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    results: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return results
 
 
 def compared(
     sources: Sequence[Path], names: Sequence[str], rounds: int, batch_size: int
 ) -> dict[str, list[dict[str, float]]]:
-    """By model and side, the parts of its cheapest export."""
+    """Return the parts of the cheapest export, by model and side."""
     runs: dict[tuple[str, int], list[dict[str, float]]] = {}
     for number in range(rounds):
         for name in names:
@@ -188,7 +188,7 @@ def compared(
 
 
 def main() -> None:
-    """The command; see the module."""
+    """Read the command line, measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("old", nargs="?", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
@@ -196,25 +196,25 @@ def main() -> None:
     parser.add_argument("-b", "--batch-size", type=int, default=4)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--work", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.work:
-        sys.stdout.write(json.dumps(work(given.work, given.batch_size)) + "\n")
+    options = parser.parse_args()
+    if options.work:
+        sys.stdout.write(json.dumps(work(options.work, options.batch_size)) + "\n")
         return
     here = Path(__file__).resolve().parents[2]
-    sources = [given.old.resolve(), here] if given.old else [here]
-    found = compared(sources, given.only, given.rounds, given.batch_size)
+    sources = [options.old.resolve(), here] if options.old else [here]
+    result = compared(sources, options.only, options.rounds, options.batch_size)
     table = Table(
         ("model", "checkout", *PARTS, "all", "of the old"),
-        title=f"processor seconds of an export, B = {given.batch_size}",
+        title=f"processor seconds of an export, B = {options.batch_size}",
     )
-    for name, sides in found.items():
+    for name, sides in result.items():
         for side, source in zip(sides, ("old", "new")[-len(sides) :], strict=True):
             total, first = sum(side.values()), sum(sides[0].values())
             seconds = [f"{side.get(part, 0.0):.1f}" for part in PARTS]
             table.add(name, source, *seconds, f"{total:.1f}", f"{total / first:.2f}")
     sys.stdout.write(f"{table.markdown()}\n")
-    if given.out:
-        given.out.write_text(json.dumps(found, indent=1) + "\n")
+    if options.out:
+        options.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

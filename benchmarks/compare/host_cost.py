@@ -47,9 +47,9 @@ from numpy.typing import NDArray
 from benchmarks.shared.idle import Idle
 
 OLD, NEW = ("old Python",), ("new Python", "new C")
-"""A checkout, and what its driver is made of."""
+"""Sides: a checkout, and the language in which its driver calls are made."""
 WAYS = {"recorded": True, "singly": False}
-"""The ways to put work in: True if engines say that theirs can be recorded."""
+"""Ways to submit work: True if engines say that theirs can be recorded."""
 BUNDLES = {"one": 1, "eight": 8}
 """Transformer-XLs by their batch size."""
 WORKS = {
@@ -63,7 +63,7 @@ WORKS = {
     "score of 64, 8 sequences, ring": ("eight", "ring"),
     "run of an own step, 1 sequence": ("own", "replace"),
 }
-"""The timed work: a bundle and its update rule."""
+"""The timed kinds of work: a bundle, and its update rule."""
 VOCABULARY, LENGTH, MEMORY = 64, 64, 128
 WARM_UP_CALLS, BLOCK = 8, 25
 
@@ -105,7 +105,7 @@ HANDLE(cuEventCreate) NOTHING(cuEventDestroy_v2) NOTHING(cuEventRecord) NOTHING(
 
 
 def main() -> int:
-    """Read the command line; measure, or be a side's process."""
+    """Read the command line; measure, or answer requests as the process of one side."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("old", type=Path, nargs="?", metavar="OLD_CHECKOUT", help="what to compare with")
     parser.add_argument("--new", type=Path, default=Path(__file__).parents[2], help="by default this checkout")
@@ -129,18 +129,18 @@ def main() -> int:
         (files / "driver.c").write_text(NO_OP_DRIVER)
         shared = ["gcc", "-O2", "-w", "-shared", "-fPIC", "-o", str(files / "driver.so"), str(files / "driver.c")]
         subprocess.run(shared, check=True)
-        found = _measure(options, files)
-    text = _table(found)
+        result = _measure(options, files)
+    text = _table(result)
     print(text)
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
         (options.out / "host_cost.md").write_text(text)
-        (options.out / "host_cost.json").write_text(json.dumps(found, indent=1) + "\n")
+        (options.out / "host_cost.json").write_text(json.dumps(result, indent=1) + "\n")
     return 0
 
 
 def export_bundles(files: Path) -> None:
-    """The bundles, small enough that nothing but Python takes time."""
+    """Export the bundles; their models are so small that only Python takes time."""
     import torch
     from torch import nn
     from txl_export import InputSpec, OutputSpec, StateSpec, StepSpec, export
@@ -180,28 +180,28 @@ def export_bundles(files: Path) -> None:
 
 
 def _measure(options: argparse.Namespace, files: Path) -> dict[str, dict[str, list[dict[str, float]]]]:
-    """Nanoseconds and calls of the driver per work and way, side and round."""
+    """Return nanoseconds and driver calls by work and way, side and round."""
     sides = (*OLD, *NEW) if options.old else NEW
     rows = [f"{work}: {way}" for work, way in itertools.product(WORKS, WAYS)]
-    found: dict[str, dict[str, list[dict[str, float]]]] = {row: {side: [] for side in sides} for row in rows}
+    results: dict[str, dict[str, list[dict[str, float]]]] = {row: {side: [] for side in sides} for row in rows}
     with ExitStack() as stack:
         sources = {"old": options.old, "new": options.new}
         ask = {side: stack.enter_context(_child(sources[side.split()[0]], files, side)) for side in sides}
         for turn, row in itertools.product(range(options.rounds), rows):
             for place in range(len(sides)):
                 side = sides[(turn + place) % len(sides)]
-                found[row][side].append(ask[side]({"work": row, "seconds": options.seconds}))
-    return found
+                results[row][side].append(ask[side]({"work": row, "seconds": options.seconds}))
+    return results
 
 
 def _child(source: Path, files: Path, side: str) -> AbstractContextManager[Ask]:
-    """A process with a checkout's packages."""
+    """Start a process with a checkout's packages."""
     command = [sys.executable, __file__, str(source), "--files", str(files), "--child", side]
     return asked(command, source, side)
 
 
-def _table(found: dict[str, dict[str, list[dict[str, float]]]]) -> str:
-    sides = list(next(iter(found.values())))
+def _table(results: dict[str, dict[str, list[dict[str, float]]]]) -> str:
+    sides = list(next(iter(results.values())))
     compared, counted = (sides[1:], sides[:2]) if sides[0] in OLD else ([], sides[:1])
     head = ["µs of processor time (quartiles), 1 thread", *(f"{side} driver" for side in sides)]
     head += [f"{side} / old" for side in compared]
@@ -210,7 +210,7 @@ def _table(found: dict[str, dict[str, list[dict[str, float]]]]) -> str:
         f"calls of the driver, {', '.join(side.split()[0] for side in counted)}",
     ]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for row, answers in found.items():
+    for row, answers in results.items():
         values = {side: np.array([answer["tenth"] for answer in answers[side]]) for side in sides}
         cells = [row, *(spread(values[side] / 1e3, 1) for side in sides)]
         cells += [spread(values[side] / values[sides[0]], 2) for side in compared]
@@ -221,7 +221,7 @@ def _table(found: dict[str, dict[str, list[dict[str, float]]]]) -> str:
 
 
 def spread(values: NDArray[np.float64], digits: int) -> str:
-    """The median and the quartiles."""
+    """Return the median and the quartiles as text, e.g. "12.1 (11.9 … 12.6)"."""
     low, middle, high = (f"{value:.{digits}f}" for value in np.percentile(values, (25, 50, 75)))
     return f"{middle} ({low} … {high})"
 
@@ -230,7 +230,7 @@ def spread(values: NDArray[np.float64], digits: int) -> str:
 
 
 def _answer(source: Path, files: Path, side: str) -> None:
-    """Do what the requests say."""
+    """Answer requests on stdin with timings."""
     runtime = runtime_of(source)
     from txl_engines.composing import whole_programs
     from txl_runtime.device import choosing
@@ -260,7 +260,7 @@ def _answer(source: Path, files: Path, side: str) -> None:
 
 
 def _calls(work: str, stream: Any) -> Callable[[], object]:
-    """Return the timed work as a function that can be called without end."""
+    """Return the timed work as a function that can be called endlessly."""
     b, number = stream.batch_size, itertools.count()
     draws = np.random.default_rng(0)
     kind = work.split()[0].rstrip(",")
@@ -277,7 +277,7 @@ def _calls(work: str, stream: Any) -> Callable[[], object]:
 
 
 def timed(call: Callable[[], object], seconds: float, calls: Callable[[], int]) -> dict[str, float]:
-    """Nanoseconds of processor time of a call: of the block below which a tenth of them lie, and of the median one."""
+    """Return nanoseconds of processor time per call: the 10 % quantile and the median of blocks of calls."""
     for _ in range(WARM_UP_CALLS):
         call()
     before = calls()
@@ -294,7 +294,7 @@ def timed(call: Callable[[], object], seconds: float, calls: Callable[[], int]) 
 
 
 def _open_device(side: str, files: Path) -> tuple[Any, Callable[[], int]]:
-    """The runtime's device over a driver that does nothing, and how often that was called."""
+    """Open the runtime's device on a driver that does nothing; also return the counter of its calls."""
     if find_spec("txl_runtime.device.driver") is None:
         before: Any = importlib.import_module("txl_runtime.device.cuda")
         bindings = _Bindings()
@@ -310,7 +310,7 @@ def _open_device(side: str, files: Path) -> tuple[Any, Callable[[], int]]:
 
 
 class _Counting:
-    """Functions that count themselves."""
+    """Functions that count their calls."""
 
     calls = 0
     handles = itertools.count(1 << 20, 4096)
@@ -325,20 +325,20 @@ class _Counting:
 
 
 class _Status(IntEnum):
-    """As NVIDIA's Python bindings have it."""
+    """A status as NVIDIA's Python bindings return it."""
 
     cudaSuccess = 0
 
 
 class _Handle:
-    """Stands for a stream or an event of the bindings."""
+    """A stream or an event as the bindings return it."""
 
     def __int__(self) -> int:
         return 7
 
 
 class _Bindings(_Counting):
-    """The module cuda.bindings.runtime: functions return tuples that start with a status."""
+    """A stand-in for the module cuda.bindings.runtime: functions return tuples that begin with a status."""
 
     cudaStreamNonBlocking, cudaEventDisableTiming, cudaHostAllocDefault = 1, 2, 0
     cudaMemcpyKind = SimpleNamespace(cudaMemcpyDefault=4)
@@ -357,9 +357,9 @@ class _Bindings(_Counting):
             self.calls += 1
             return _Status.cudaSuccess, _Handle()
 
-        made = handle if name in self.HANDLES else nothing
-        setattr(self, name, made)
-        return made
+        result = handle if name in self.HANDLES else nothing
+        setattr(self, name, result)
+        return result
 
     def cudaGetDeviceCount(self) -> tuple[_Status, int]:
         return _Status.cudaSuccess, 1
@@ -375,7 +375,7 @@ class _Bindings(_Counting):
 
 
 class _Module(_Counting):
-    """The functions of libcuda, with out parameters as ctypes passes them."""
+    """A stand-in for libcuda: functions write results to pointers, as ctypes passes them."""
 
     FIRST = (
         "cuDeviceGetCount",
@@ -398,9 +398,9 @@ class _Module(_Counting):
             out._obj.value = 1 if name == "cuDeviceGetCount" else next(self.handles)
             return 0
 
-        made = handle if name in self.FIRST else nothing
-        setattr(self, name, made)
-        return made
+        result = handle if name in self.FIRST else nothing
+        setattr(self, name, result)
+        return result
 
     _context = 0
 

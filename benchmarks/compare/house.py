@@ -60,7 +60,7 @@ from itertools import chain
 from pathlib import Path
 
 PACKAGES = {"txl_runtime": 0, "txl_engines": 1, "txl_report": 1, "txl_export": 2, "txl_deploy": 3}
-"""The level of each package: one imports from lower levels alone."""
+"""The level of each package; a package may import only from lower levels."""
 PLACES = ("runtime", "export", "")
 """The folders of packages in a checkout."""
 LEVELS = {"errors": 0, "types": 0, "listener": 0, "starting": 0, "files": 0, "installing": 0}
@@ -83,7 +83,7 @@ BESIDE = {
     "samples": ("samples/**/*.py",),
     "docs": ("*.md", "docs/**/*.md"),
 }
-"""Files beside the product's Python, by what they are: patterns below a checkout's root."""
+"""Files besides the product's Python, by kind: patterns below a checkout's root."""
 OPENINGS = ("What", "How", "Whether", "Of", "Where")
 
 RULES = {"ring", "rolled", "replace", "replaced"}
@@ -100,13 +100,13 @@ class House:
     """The counts of a checkout.
 
     Attributes:
-        lines: by room, all lines and those of code.
-        beside: all lines of what is no Python of the product, by the names of `BESIDE`.
-        openings: where docstrings begin with a word of `OPENINGS`, by that word.
-        inner: by package, where imports of own packages stand inside functions.
-        upward: by package or room of the runtime, arrows that go up.
+        lines: for each room, the number of lines and of lines of code.
+        beside: number of lines of files besides the product's Python, by the names of `BESIDE`.
+        openings: for each word of `OPENINGS`, the places of docstrings that begin with it.
+        inner: for each package, the places of imports of own packages inside functions.
+        upward: for each package, or room of the runtime, the imports from a higher level.
         circles: modules or rooms that import one another.
-        questions: by room, where there is a question about the kind of model, and of which form.
+        questions: for each room, place and form of the questions about the kind of model.
     """
 
     lines: dict[str, list[int]] = field(default_factory=dict)
@@ -122,7 +122,7 @@ class House:
 
 
 def counted(checkout: Path) -> House:
-    """Read a checkout."""
+    """Read a checkout and return its counts."""
     house, modules = House(), dict(_modules(checkout))
     if not modules:
         raise SystemExit(f"{checkout} holds none of {', '.join(PACKAGES)}, expected a checkout of this project")
@@ -136,9 +136,9 @@ def counted(checkout: Path) -> House:
         house.questions[room] += [(place, f"{line}", form) for line, form in questions(tree)]
         for line, word in openings(tree):
             house.openings[word].append(f"{place}:{line}")
-        found = list(_imports(tree, name, modules, path.name == "__init__.py"))
-        arrows[name] = {target for target, *_ in found} - {name}
-        inside = sorted({line for _, line, within in found if within})
+        results = list(_imports(tree, name, modules, path.name == "__init__.py"))
+        arrows[name] = {target for target, *_ in results} - {name}
+        inside = sorted({line for _, line, within in results if within})
         house.inner[name.partition(".")[0]] += [f"{place}:{line}" for line in inside]
     house.lines = {room: house.lines[room] for room in sorted(house.lines, key=_order)}
     house.beside = {name: beside(checkout, patterns) for name, patterns in BESIDE.items()}
@@ -155,7 +155,7 @@ def _modules(checkout: Path) -> Iterator[tuple[str, Path]]:
 
 
 def room_of(module: str) -> str:
-    """The room that a module's lines are counted in."""
+    """Return the room to which a module's lines are added."""
     package, *rest = module.split(".")
     first = rest[0] if rest else ""
     if package == "txl_runtime":
@@ -177,7 +177,7 @@ def _order(room: str) -> tuple[int, int, str]:
 
 
 def code_lines(text: str, tree: ast.AST) -> int:
-    """Lines with a token that is no comment and no docstring."""
+    """Return the number of lines that hold more than comments and docstrings."""
     told: set[int] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
@@ -191,13 +191,13 @@ def code_lines(text: str, tree: ast.AST) -> int:
 
 
 def beside(checkout: Path, patterns: Sequence[str]) -> int:
-    """All lines of the files that some patterns find, each file once."""
-    found = {path for pattern in patterns for path in checkout.glob(pattern) if path.is_file()}
-    return sum(path.read_bytes().count(b"\n") for path in found)
+    """Return the number of lines of all files that match the patterns, each file once."""
+    results = {path for pattern in patterns for path in checkout.glob(pattern) if path.is_file()}
+    return sum(path.read_bytes().count(b"\n") for path in results)
 
 
 def openings(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Lines of docstrings that begin with a word of `OPENINGS`, and the word."""
+    """Yield lines of docstrings that begin with a word of `OPENINGS`, and the word."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             first = (ast.get_docstring(node) or "").split(maxsplit=1)[:1]
@@ -206,7 +206,7 @@ def openings(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def _imports(tree: ast.AST, module: str, modules: Mapping[str, Path], package: bool) -> Iterator[tuple[str, int, bool]]:
-    """Own modules that a module imports, the line, and whether that is inside a function."""
+    """Yield the project's modules that a module imports, with the line, and True if the import is inside a function."""
     inside = {
         inner
         for node in ast.walk(tree)
@@ -230,7 +230,7 @@ def _imports(tree: ast.AST, module: str, modules: Mapping[str, Path], package: b
 
 
 def _draw(house: House, arrows: Mapping[str, set[str]]) -> None:
-    """Upward arrows and circles."""
+    """Return upward arrows and circles of imports."""
     rooms: dict[str, set[str]] = defaultdict(set)
     for module, targets in arrows.items():
         package, mine = module.partition(".")[0], _runtime_room(module)
@@ -250,7 +250,7 @@ def _runtime_room(module: str) -> str:
 
 
 def circles(arrows: Mapping[str, set[str]]) -> list[list[str]]:
-    """Groups of nodes that reach one another."""
+    """Return groups of nodes that reach one another."""
     reached: dict[str, set[str]] = {}
     for start in arrows:
         seen, left = set[str](), [start]
@@ -268,8 +268,8 @@ def circles(arrows: Mapping[str, set[str]]) -> list[list[str]]:
 
 
 def questions(tree: ast.AST) -> list[tuple[int, str]]:
-    """Lines and forms of all questions about the kind of model, as the first lines of this file define them."""
-    found = {}
+    """Return line and form of every question about the kind of model, as defined at the top of this file."""
+    results = {}
     truths = set(_truths(tree))
     for node in ast.walk(tree):
         form = None
@@ -285,12 +285,12 @@ def questions(tree: ast.AST) -> list[tuple[int, str]]:
         if form is None and node in truths:
             form = _truth(node)
         if form is not None and isinstance(node, ast.expr | ast.MatchValue):
-            found[node.lineno, node.col_offset, form] = node.lineno, form
-    return [found[place] for place in sorted(found)]
+            results[node.lineno, node.col_offset, form] = node.lineno, form
+    return [results[place] for place in sorted(results)]
 
 
 def _truths(tree: ast.AST) -> Iterator[ast.AST]:
-    """Expressions that are used as truth values."""
+    """Yield expressions that are used as truth values."""
     for node in ast.walk(tree):
         if isinstance(node, ast.If | ast.IfExp | ast.While | ast.Assert):
             yield node.test
@@ -303,7 +303,7 @@ def _truths(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def _comparison(node: ast.Compare) -> str | None:
-    """The form of a question that a comparison is."""
+    """Return the form of a question that is a comparison, or ""."""
     sides = [node.left, *node.comparators]
     constants, names = set(chain.from_iterable(map(_constants, sides))), {_name(side) for side in sides}
     none = any(isinstance(side, ast.Constant) and side.value is None for side in sides)
@@ -322,7 +322,7 @@ def _comparison(node: ast.Compare) -> str | None:
 
 
 def _truth(node: ast.AST) -> str | None:
-    """The form of a question that something used as a truth value is."""
+    """Return the form of a question that is a bare truth value, or ""."""
     if _name(node) == "counters" and isinstance(node, ast.Attribute):
         return "rows"
     if FLAGS.match(_name(node.func if isinstance(node, ast.Call) else node)):
@@ -342,7 +342,7 @@ def _names(node: ast.AST) -> list[str]:
 
 
 def _constants(node: ast.AST) -> set[str]:
-    """A text, or the texts of a tuple, list or set that is written out."""
+    """Return a text, or the texts in a literal tuple, list or set."""
     parts = node.elts if isinstance(node, ast.Tuple | ast.List | ast.Set) else [node]
     return {part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)}
 
@@ -351,30 +351,30 @@ def _constants(node: ast.AST) -> set[str]:
 
 
 def figures(house: House) -> dict[str, int]:
-    """Every count by its name."""
-    found: dict[str, int] = {}
+    """Return every count by its name."""
+    results: dict[str, int] = {}
     by_room = {
         "lines": {room: lines for room, (lines, _) in house.lines.items()},
         "code lines": {room: code for room, (_, code) in house.lines.items()},
         "questions": {room: len(house.questions[room]) for room in house.lines},
     }
     for title, counts in by_room.items():
-        found |= {f"{title}, {room}": number for room, number in counts.items()}
-        found[f"{title}, runtime in all"] = sum(n for room, n in counts.items() if room.startswith("runtime/"))
-        found[f"{title}, in all"] = sum(counts.values())
-    found |= {f"lines, {name}": number for name, number in house.beside.items()}
-    found |= {f"docstrings that begin with {word}": len(house.openings[word]) for word in OPENINGS}
-    found["docstrings that begin with one of these"] = sum(map(len, house.openings.values()))
-    found["files with questions"] = len({place for asked in house.questions.values() for place, *_ in asked})
+        results |= {f"{title}, {room}": number for room, number in counts.items()}
+        results[f"{title}, runtime in all"] = sum(n for room, n in counts.items() if room.startswith("runtime/"))
+        results[f"{title}, in all"] = sum(counts.values())
+    results |= {f"lines, {name}": number for name, number in house.beside.items()}
+    results |= {f"docstrings that begin with {word}": len(house.openings[word]) for word in OPENINGS}
+    results["docstrings that begin with one of these"] = sum(map(len, house.openings.values()))
+    results["files with questions"] = len({place for asked in house.questions.values() for place, *_ in asked})
     forms = Counter(form for asked in house.questions.values() for *_, form in asked)
-    found |= {f"questions of form {form}": forms[form] for form in sorted(forms)}
-    found |= {f"imports inside functions, {package}": len(house.inner[package]) for package in PACKAGES}
-    found["imports inside functions, in all"] = sum(map(len, house.inner.values()))
-    return found | {"upward arrows": sum(map(len, house.upward.values())), "circles": len(house.circles)}
+    results |= {f"questions of form {form}": forms[form] for form in sorted(forms)}
+    results |= {f"imports inside functions, {package}": len(house.inner[package]) for package in PACKAGES}
+    results["imports inside functions, in all"] = sum(map(len, house.inner.values()))
+    return results | {"upward arrows": sum(map(len, house.upward.values())), "circles": len(house.circles)}
 
 
 def table(houses: Sequence[House]) -> str:
-    """One checkout's figures, or two's with their difference, as markdown."""
+    """Return a markdown table of one checkout's figures, or of two checkouts' with their difference."""
     sides = [figures(house) for house in houses]
     head = ["", "count"] if len(sides) == 1 else ["", "before", "after", "difference"]
     lines = [f"| {' | '.join(head)} |", "|---" + "|---:" * (len(head) - 1) + "|"]
@@ -387,7 +387,7 @@ def table(houses: Sequence[House]) -> str:
 
 
 def details(house: House) -> str:
-    """A line for the place of each thing."""
+    """Return a line with the place of each counted thing."""
     lines: list[str] = []
     for asked in house.questions.values():
         places: dict[str, list[str]] = defaultdict(list)
@@ -414,11 +414,11 @@ def main() -> int:
     houses = [counted(checkout.resolve()) for checkout in checkouts]
     if options.json:
         keys = ("checkout",) if len(houses) == 1 else ("before", "after")
-        found = {
+        results = {
             key: {"figures": figures(house), **{name: getattr(house, name) for name in vars(house)}}
             for key, house in zip(keys, houses, strict=True)
         }
-        print(json.dumps(found, indent=1))
+        print(json.dumps(results, indent=1))
         return 0
     print(table(houses))
     if options.verbose:

@@ -35,49 +35,51 @@ WASM_BINARY = "onnxruntime-web/dist/ort-wasm-simd-threaded.wasm"
 
 
 def cases(folder: Path, quick: bool) -> list[Case]:
-    """The bundles, exported into a folder where none is kept; both update rules of those that have two."""
-    found = [Case("GRU", POLICIES / "policy-1", "replace", 1)]
+    """Export the bundles that do not exist yet into a folder; both update rules of models that have two."""
+    results = [Case("GRU", POLICIES / "policy-1", "replace", 1)]
     if quick:
-        return found
+        return results
     voice = folder / "voice.txl"
     words = ["export", f"{ROOT}/samples/plain_c/voice.py:build", "-o", str(voice), "--segment-length", "1"]
     command = [sys.executable, "-m", "txl_deploy", *words, "--batch-size", "1"]
     subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
     large = random_bundle(folder / "4x192.txl", shape(4, 192, 6, 32, 768, 256), (64, 1), 128)
-    found.append(Case("voice", voice, "replace", 1))
+    results.append(Case("voice", voice, "replace", 1))
     for name, bundle in (("tiny (int8)", ROOT / "samples" / "tiny.txl"), ("4 × 192", large)):
-        found += [Case(f"{name}, {update}", bundle, update, 1) for update in ("ring", "rolled")]
-    return found
+        results += [Case(f"{name}, {update}", bundle, update, 1) for update in ("ring", "rolled")]
+    return results
 
 
 def commands(case: Case) -> dict[str, list[str]]:
     """Return the command of each side for a case's bundle."""
     told = [str(case.bundle), case.update]
     side = [shutil.which("node") or "node", str(Path(__file__).with_name("javascript_side.js")), str(MODULES)]
-    found = {"Python": [sys.executable, str(Path(__file__).with_name("python_side.py")), *told]}
-    found["Node"] = [*side, "node", *told]
-    return found if case.update == "ring" else found | {"wasm": [*side, "wasm", *told]}
+    results = {"Python": [sys.executable, str(Path(__file__).with_name("python_side.py")), *told]}
+    results["Node"] = [*side, "node", *told]
+    return results if case.update == "ring" else results | {"wasm": [*side, "wasm", *told]}
 
 
 def started(case: Case, rounds: int) -> dict[str, list[float]]:
-    """Milliseconds of processor time until a step has ended, by side and round."""
+    """Return milliseconds of processor time until a first step has ended, by side and round."""
     starting = commands(case)
-    found: dict[str, list[float]] = {side: [] for side in starting}
+    results: dict[str, list[float]] = {side: [] for side in starting}
     for sides in turns(rounds, tuple(starting)):
         for side in sides:
             done = subprocess.run([*starting[side], "first"], check=True, capture_output=True, text=True)
-            found[side].append(json.loads(done.stdout)["seconds"] * 1e3)
-    return found
+            results[side].append(json.loads(done.stdout)["seconds"] * 1e3)
+    return results
 
 
 def table(title: str, figures: dict[str, dict[str, list[float]]]) -> Table:
-    """Medians of the sides, and the medians of their ratios to Python's in each round with quartiles."""
-    made = Table((title, "Python", "Node", "wasm", "Node / Python (quartiles)", "wasm / Python (quartiles)"))
+    """Return a table of the sides' medians, and the medians of their ratios to Python's in each round, with
+    quartiles.
+    """
+    table = Table((title, "Python", "Node", "wasm", "Node / Python (quartiles)", "wasm / Python (quartiles)"))
     for row, sides in figures.items():
         ratios = {side: np.array(sides[side]) / np.array(sides["Python"]) for side in sides}
         medians = [float(np.median(sides[side])) if side in sides else "–" for side in ("Python", "Node", "wasm")]
-        made.add(row, *medians, *(spread(ratios[side], 2) if side in ratios else "–" for side in ("Node", "wasm")))
-    return made
+        table.add(row, *medians, *(spread(ratios[side], 2) if side in ratios else "–" for side in ("Node", "wasm")))
+    return table
 
 
 def size(*paths: Path) -> tuple[float, float]:
@@ -87,24 +89,24 @@ def size(*paths: Path) -> tuple[float, float]:
 
 
 def downloads(chosen: list[Case]) -> Table:
-    """The files that a page fetches: the module, the engine, and of each bundle the files that it uses."""
-    made = Table(("kB that a page downloads", "plain", "gzip"))
+    """Return the files that a page fetches: the module, the engine, and the files of each bundle."""
+    table = Table(("kB that a page downloads", "plain", "gzip"))
     sources = [ROOT / "runtime/js/index.js", *(ROOT / "runtime/js/src").glob("*.js")]
-    made.add("txl-runtime", *size(*sources))
-    made.add("onnxruntime-web, script", *size(*(MODULES / name for name in WASM)))
-    made.add("onnxruntime-web, wasm", *size(MODULES / WASM_BINARY))
+    table.add("txl-runtime", *size(*sources))
+    table.add("onnxruntime-web, script", *size(*(MODULES / name for name in WASM)))
+    table.add("onnxruntime-web, wasm", *size(MODULES / WASM_BINARY))
     for case in chosen:
         if case.update != "ring":
             m = open_bundle(case.bundle).manifest
             named = {"manifest.json", m.weights, *([m.vocabulary] if m.vocabulary else [])}
             named |= {program.file for program in m.programs if program.update == case.update}
-            made.add(case.name, *size(*(case.bundle / name for name in sorted(named))))
-    return made
+            table.add(case.name, *size(*(case.bundle / name for name in sorted(named))))
+    return table
 
 
 def memory(chosen: list[Case], steps: int) -> Table:
-    """MB that a process holds after a tenth of the steps, and after all of them."""
-    made = Table(("MB resident", "after a tenth", f"after {steps:,} steps"))
+    """Return MB of resident memory after a tenth of the steps, and after all of them."""
+    table = Table(("MB resident", "after a tenth", f"after {steps:,} steps"))
     for case in chosen:
         for side, command in commands(case).items():
             if side != "Python":
@@ -112,17 +114,19 @@ def memory(chosen: list[Case], steps: int) -> Table:
                     held = [
                         ask({"positions": 1, "calls": calls})["resident"] for calls in (steps // 10, steps * 9 // 10)
                     ]
-                made.add(f"{case.name}, {side}", *(each / 1e6 for each in held))
-    return made
+                table.add(f"{case.name}, {side}", *(each / 1e6 for each in held))
+    return table
 
 
 def main() -> int:
     """Read the command line and measure."""
-    made = parser(__doc__, seconds=0.2, threads="not asked: all sides have one")
-    made.set_defaults(threads=1)
-    made.add_argument("--rounds", type=int, default=12, help="turns of each side (default 12)")
-    made.add_argument("--steps", type=int, default=20_000, help="steps over which memory is watched (default 20000)")
-    options = made.parse_args()
+    option_parser = parser(__doc__, seconds=0.2, threads="not asked: all sides have one")
+    option_parser.set_defaults(threads=1)
+    option_parser.add_argument("--rounds", type=int, default=12, help="turns of each side (default 12)")
+    option_parser.add_argument(
+        "--steps", type=int, default=20_000, help="steps over which memory is watched (default 20000)"
+    )
+    options = option_parser.parse_args()
     if not MODULES.exists():
         raise SystemExit(f"{MODULES}: missing, expected ONNX Runtime for Node and browsers; make js")
     rounds, seconds = (1, 0.01) if options.quick else (options.rounds, options.seconds)

@@ -33,7 +33,7 @@ _record: dict[str, list[str]] = {}
 
 
 def plain(text: str, root: Path) -> str:
-    """A message without what differs from run to run and from checkout to checkout."""
+    """Return a message without parts that differ from run to run or between checkouts, such as paths."""
     return _TEMPORARY.sub("TMP/", _ADDRESS.sub("0x", text.replace(str(root), "ROOT")))
 
 
@@ -42,7 +42,7 @@ def _tell(kind: str, text: str) -> None:
 
 
 def pytest_configure() -> None:
-    """Watch the three ways in which a test is told something."""
+    """Watch the three ways in which a test receives a message."""
     from _pytest.raises import RaisesExc
     from txl_runtime.listener import Listener
 
@@ -94,21 +94,21 @@ def _heard(warn: Callable[[Any, str], None]) -> Callable[[Any, str], None]:
 
 
 def pytest_runtest_setup() -> None:
-    """A test begins with nothing told."""
+    """Begin a test with an empty list of messages."""
     _told.clear()
 
 
 def pytest_runtest_teardown(item: Any) -> None:
-    """Hand on what the test was told: the property reaches the process that writes, whichever ran the test."""
+    """Attach the messages to the test's report, which also reaches the process that writes the record."""
     item.user_properties.append(("messages", list(_told)))
 
 
 def pytest_runtest_logreport(report: Any) -> None:
-    """Take what a test was told, once."""
+    """Store the messages of a test, once."""
     if report.when == "teardown":
-        told = [text for name, texts in report.user_properties if name == "messages" for text in texts]
-        if told:
-            _record[report.nodeid] = told
+        names = [text for name, texts in report.user_properties if name == "messages" for text in texts]
+        if names:
+            _record[report.nodeid] = names
 
 
 def pytest_sessionfinish(session: Any) -> None:
@@ -118,7 +118,7 @@ def pytest_sessionfinish(session: Any) -> None:
 
 
 def record(out: Path, source: Path, arguments: list[str]) -> int:
-    """Run tests of a checkout with its own packages and write what they were told."""
+    """Run a checkout's tests with its own packages, and write the messages that they received."""
     environment = os.environ | {PLACE: str(out.resolve()), "PYTHONPATH": str(Path(__file__).resolve().parent)}
     python = source / ".venv/bin/python"
     command = [str(python if python.is_file() else sys.executable), "-m", "pytest", "-p", "messages", *arguments]
@@ -126,22 +126,22 @@ def record(out: Path, source: Path, arguments: list[str]) -> int:
 
 
 def compare(old: Path, new: Path) -> int:
-    """Print how the messages of tests differ that both records have, and the tests that one alone has."""
+    """Print the differences between messages of tests in both records, and the tests that only one record has."""
     one, two = (json.loads(path.read_text()) for path in (old, new))
     differ = [test for test in one if test in two and one[test] != two[test]]
     for test in differ:
         sys.stdout.write(f"{test}\n")
         sys.stdout.writelines(f"  - {text}\n" for text in one[test] if text not in two[test])
         sys.stdout.writelines(f"  + {text}\n" for text in two[test] if text not in one[test])
-    for told, tests in (("only in the old", one.keys() - two.keys()), ("only in the new", two.keys() - one.keys())):
-        sys.stdout.writelines(f"{told}: {test}\n" for test in sorted(tests))
+    for names, tests in (("only in the old", one.keys() - two.keys()), ("only in the new", two.keys() - one.keys())):
+        sys.stdout.writelines(f"{names}: {test}\n" for test in sorted(tests))
     same = sum(len(one[test]) for test in one if test in two and one[test] == two[test])
     sys.stdout.write(f"{same} messages are the same word for word, {len(differ)} tests were told something else\n")
     return 1 if differ or one.keys() - two.keys() else 0
 
 
 def main() -> int:
-    """The command; see the module."""
+    """Read the command line; record or compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(dest="verb", required=True)
     recorded = verbs.add_parser("record")
@@ -150,10 +150,10 @@ def main() -> int:
     compared = verbs.add_parser("compare")
     compared.add_argument("old", type=Path)
     compared.add_argument("new", type=Path)
-    given, rest = parser.parse_known_args()
-    if given.verb == "record":
-        return record(given.out, given.source, rest)
-    return compare(given.old, given.new)
+    options, rest = parser.parse_known_args()
+    if options.verb == "record":
+        return record(options.out, options.source, rest)
+    return compare(options.old, options.new)
 
 
 if __name__ == "__main__":

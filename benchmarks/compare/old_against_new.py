@@ -47,9 +47,9 @@ from asking import Ask, asked
 from bit_equality import environment_of, runtime_of
 
 TOKENS, ARRAYS = ("decode", "prefill", "score"), ("shortest segment", "longest segment")
-"""The work of a Transformer-XL, and that of any other step."""
+"""Kinds of work that are timed: those of a Transformer-XL, and those of any other step."""
 FIRST, SPREAD, FEW = "shortest, first quarter runs", "shortest, every fourth runs", "shortest, stream of a quarter"
-"""The work of a step of several sequences, of which a quarter runs."""
+"""Kinds of work of a step with several sequences of which a quarter runs."""
 PYTHON = ("outside the engine", "without an engine")
 LOADS = ("import", "load", "first token", "load to first token", "peak memory")
 UNITS = dict.fromkeys((*TOKENS, *ARRAYS, FIRST, SPREAD, FEW), ("ms", 1e-6)) | dict.fromkeys(PYTHON, ("µs", 1e-3))
@@ -58,19 +58,19 @@ WARM_UP_CALLS, LEAST_CALLS = 3, 3
 REST = 0.1
 """Seconds between two slices: the threads of an engine spin for a moment after its last call."""
 FOREIGN, LEAST_QUIET = 0.05, 3
-"""A round is quiet if others used at most this share of the machine; with 3 quiet rounds, the rest is left out."""
+"""A round is quiet if other processes used at most 5 % of the machine; if 3 rounds are, noisier ones are left out."""
 SIDES = ("old", "new")
 
 MEMORIES, BATCHES, POLICIES = (160, 640), (1, 16), ("lstm", "gtrxl")
-"""Rows and sequences of the models that `--models` exports."""
+"""Memory rows, batch sizes and policies of the models that `--models` exports."""
 
 Rounds = dict[str, list[dict[str, float]]]
-"""By measured quantity and round: a value per side, and the share of the machine that others used ("foreign")."""
+"""For each measured quantity and round, one value per side, and the share that other processes used ("foreign")."""
 
 
 def measure(bundles: dict[str, Path], sources: dict[str, Path], threads: int, options: argparse.Namespace) -> Rounds:
-    """Measure everything about one model, whose bundle may be a different one for each side."""
-    found: Rounds = {}
+    """Measure everything about one model; each side may have a bundle of its own."""
+    results: Rounds = {}
     for wrap, works in ((False, works_of(json.loads((bundles["old"] / "manifest.json").read_text()))), (True, PYTHON)):
         for first in range(0, options.rounds, options.renew):
             with ExitStack() as stack:
@@ -87,7 +87,7 @@ def measure(bundles: dict[str, Path], sources: dict[str, Path], threads: int, op
                             answer = ask[side]({"work": work, "seconds": options.seconds})
                             values["foreign"] = max(values["foreign"], machine.foreign(answer["cpu"]))
                             values[side] = answer["median"]
-                        found.setdefault(work, []).append(values)
+                        results.setdefault(work, []).append(values)
     for turn in range(options.loads + 1):
         rows, share = {}, 0.0
         for side in _order(turn):
@@ -95,9 +95,9 @@ def measure(bundles: dict[str, Path], sources: dict[str, Path], threads: int, op
             with _child(sources[side], bundles[side], threads, options, False) as ask_fresh:
                 rows[side] = ask_fresh({"work": "load"})
                 share = max(share, machine.foreign(rows[side]["cpu"]))
-        for name in LOADS if turn else ():  # the first processes read the files into the cache
-            found.setdefault(name, []).append({side: rows[side][name] for side in SIDES} | {"foreign": share})
-    return found
+        for name in LOADS if turn else ():  # turn 0 only reads the files into the system's cache
+            results.setdefault(name, []).append({side: rows[side][name] for side in SIDES} | {"foreign": share})
+    return results
 
 
 def works_of(manifest: dict[str, Any]) -> tuple[str, ...]:
@@ -110,19 +110,21 @@ def works_of(manifest: dict[str, Any]) -> tuple[str, ...]:
 
 
 class _Machine:
-    """The load of the whole machine from now on."""
+    """The load of the whole machine since this object was made."""
 
     def __init__(self) -> None:
         self._started, self._busy = time.perf_counter(), self._seconds()
 
     def foreign(self, own: float) -> float:
-        """The share of the machine that others used, where `own` are the measured process's seconds of processor."""
+        """Return the share of the machine that other processes used, if the measured one used `own` processor
+        seconds.
+        """
         capacity = (os.cpu_count() or 1) * (time.perf_counter() - self._started)
         return max(0.0, (self._seconds() - self._busy - own) / capacity)
 
     @staticmethod
     def _seconds() -> float:
-        """Seconds of processor that everybody used so far: all but idle and waiting for disks."""
+        """Return the processor seconds of all processes so far: everything except idle time and waiting for disks."""
         ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
         return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
 
@@ -133,17 +135,17 @@ def _order(turn: int) -> tuple[str, ...]:
 
 @contextmanager
 def _child(source: Path, bundle: Path, threads: int, options: argparse.Namespace, wrap: bool) -> Iterator[Ask]:
-    """A process with a checkout's packages and an open bundle."""
+    """Start a process with a checkout's packages and an open bundle."""
     command = [sys.executable, __file__, str(source), "--child", str(bundle), "--threads", str(threads)]
     command += ["--update", options.update] if options.update else []
     command += ["--processor"] * options.processor
     with asked(command + ["--wrap"] * wrap, source, f"of {source}") as ask:
-        ask({"work": "load"})  # it is ready when it answers
+        ask({"work": "load"})  # the answer says that the process is ready
         yield ask
 
 
 def export_models(source: Path, folder: Path, only: Sequence[str] | None) -> dict[str, Path]:
-    """The models of `--models` by name, exported with a checkout's packages where they are not there yet."""
+    """Export the models of `--models` that do not exist yet with a checkout's packages; return all by name."""
     names = [f"xl-{memory}" for memory in MEMORIES]
     names += [f"{policy}-{batch}" for policy in POLICIES for batch in BATCHES]
     bundles = {name: folder / f"{name}.txl" for name in only or names}
@@ -156,7 +158,7 @@ def export_models(source: Path, folder: Path, only: Sequence[str] | None) -> dic
 
 
 def export_model(source: Path, path: Path) -> None:
-    """One of them, with the packages that are imported: random weights, the same for every checkout."""
+    """Export one of the models with the imported packages; its random weights are the same for every checkout."""
     import torch
     from txl_export import export
 
@@ -174,24 +176,24 @@ def export_model(source: Path, path: Path) -> None:
 
 
 def table(title: str, found: Rounds) -> str:
-    """One bundle's figures as markdown."""
+    """Return one bundle's figures as markdown."""
     head = ("", "unit", "old", "new", "new / old", "quartiles", "rounds", "best old", "best new")
     lines = [f"**{title}**", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for name, rounds in found.items():
         unit, factor = UNITS[name]
         quiet = [values for values in rounds if values["foreign"] <= FOREIGN]
         used = quiet if len(quiet) >= LEAST_QUIET else rounds
-        said = f"{len(quiet)} quiet of {len(rounds)}" + ("" if used is quiet else ", all used")
+        text = f"{len(quiet)} quiet of {len(rounds)}" + ("" if used is quiet else ", all used")
         old, new = ([values[side] * factor for values in used] for side in SIDES)
         low, middle, high = np.percentile(np.array(new) / old, (25, 50, 75))
         figures = [f"{value:.4g}" for value in (statistics.median(old), statistics.median(new), min(old), min(new))]
-        cells = (name, unit, *figures[:2], f"{middle:.3f}", f"{low:.3f} … {high:.3f}", said, *figures[2:])
+        cells = (name, unit, *figures[:2], f"{middle:.3f}", f"{low:.3f} … {high:.3f}", text, *figures[2:])
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 class _Engine:
-    """ONNX Runtime's calls with a clock around them, or none at all."""
+    """A clock around ONNX Runtime's calls, or none."""
 
     def __init__(self, clock: Callable[[], int]) -> None:
         import onnxruntime
@@ -211,7 +213,7 @@ class _Engine:
 
 
 class _Worker:
-    """The child process's work: it has one stream, whose memory is full."""
+    """The work of the child process, which has one stream with full memory."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._clock = time.process_time_ns if options.processor else time.perf_counter_ns
@@ -234,10 +236,10 @@ class _Worker:
         times = {"import": imported - started, "load": loaded - imported, "first token": ended - loaded}
         self._times = {name: spent / 1e9 for name, spent in (times | {"load to first token": ended - imported}).items()}
         ways = {"prefill": lengths[0], "score": lengths[0] + 1, "longest segment": lengths[0]}
-        self._given = {work: self._many(ways.get(work, lengths[-1]), batch) for work in self._works}
+        self._inputs_of = {work: self._many(ways.get(work, lengths[-1]), batch) for work in self._works}
         self._counts = dict.fromkeys(self._works)
         if FEW in self._works:
-            self._few, self._given[FEW] = model.stream(batch // 4), self._many(lengths[-1], batch // 4)
+            self._few, self._inputs_of[FEW] = model.stream(batch // 4), self._many(lengths[-1], batch // 4)
             places = np.arange(batch)
             self._counts |= {FIRST: (places < batch // 4) * lengths[-1], SPREAD: (places % 4 == 1) * lengths[-1]}
         for _ in range(max(model.memory_length or 0, 64) // lengths[0] + 2):
@@ -249,8 +251,8 @@ class _Worker:
         return [self._arrays(length, batch) for _ in range(64)]
 
     def _arrays(self, length: int, batch: int) -> dict[str, Any]:
-        """Random inputs of one segment."""
-        found: dict[str, Any] = {}
+        """Return random inputs of one segment."""
+        results: dict[str, Any] = {}
         for given in self._inputs:
             if given["role"] in ("valid", "fill", "head"):
                 continue
@@ -259,8 +261,8 @@ class _Worker:
             most = given["vocab"] or 2
             whole = given["dtype"] != "float32"
             drawn = self._draws.integers(0, most, sizes) if whole else self._draws.normal(size=sizes)
-            found[given["name"]] = drawn.astype(given["dtype"])
-        return found
+            results[given["name"]] = drawn.astype(given["dtype"])
+        return results
 
     def answer(self, work: str, seconds: float = 0) -> dict[str, float]:
         """Return the times that a request asks for."""
@@ -281,7 +283,7 @@ class _Worker:
         return {"median": statistics.median(samples), "cpu": time.process_time() - cpu, "calls": calls}
 
     def _do(self, work: str) -> None:
-        given = self._given[work][next(self._numbers) % 64]
+        given = self._inputs_of[work][next(self._numbers) % 64]
         if work == "decode":
             self._stream.step(given["tokens"])
         elif work == "prefill":
@@ -294,7 +296,7 @@ class _Worker:
             self._stream.run(given, self._counts[work])
 
     def _slice(self, call: Callable[[], None], seconds: float) -> Sequence[int]:
-        """Nanoseconds of single calls, without those of the engine where it is wrapped."""
+        """Return nanoseconds of single calls, without the engine's share if it is measured."""
         for _ in range(WARM_UP_CALLS):
             call()
         samples: list[int] = []
@@ -309,7 +311,7 @@ class _Worker:
 
 
 def _chosen(parser: argparse.ArgumentParser, options: argparse.Namespace) -> dict[str, dict[str, Path]]:
-    """Return the bundles to measure: by title, the one that each side opens."""
+    """Return the bundles to measure by title: for each, the paths that the two sides open."""
     if options.models is not None:
         old = export_models(options.old, options.models / "old", options.only)
         new = export_models(options.new, options.models / "new", options.only) if options.each else old
@@ -354,14 +356,14 @@ def main() -> int:
             print(json.dumps(worker.answer(**json.loads(line))), flush=True)
         return 0
     sources = {"old": options.old, "new": options.new}
-    found = {}
+    results = {}
     for title, bundles in _chosen(parser, options).items():
         for threads in options.threads:
             name = f"{title}, {threads} thread{'s' * (threads > 1)}"
-            found[name] = measure(bundles, sources, threads, options)
-            print(table(name, found[name]), end="\n\n", flush=True)
+            results[name] = measure(bundles, sources, threads, options)
+            print(table(name, results[name]), end="\n\n", flush=True)
     if options.out is not None:
-        options.out.write_text(json.dumps(found, indent=1) + "\n")
+        options.out.write_text(json.dumps(results, indent=1) + "\n")
     return 0
 
 

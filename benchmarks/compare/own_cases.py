@@ -26,7 +26,7 @@ class OwnCase:
         source: FILE.py:FUNCTION below the checkout, a name of `tests/helpers/step_models.py` (graphs written by hand),
             or of `tests/stand_ins/small_steps.py`, or a case of `tests/helpers/oracle_stateful.py`.
         shows: the kind of state, for who reads the table.
-        lengths: of segments; none where the inputs have no positions.
+        lengths: segment lengths; () if the inputs have no positions.
         more: further arguments of `txl_export.export`.
         targets: the arguments of each `build`.
     """
@@ -88,7 +88,7 @@ def source_of(case: OwnCase, checkout: Path) -> Any:
 
 
 def export_own(case: OwnCase, path: Path, checkout: Path) -> None:
-    """Write the bundle of a case with the packages that are imported."""
+    """Export a case with the imported packages."""
     import torch
     from txl_export import export
 

@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 VALUES: tuple[Any, ...] = (None, -1, 0, 1, 1e300, 2**63, "word", "", True, [], {}, [None], {"a": 1})
-"""The values that replace a value of a document."""
+"""Values that replace a value of a document, to see whether the page refuses it."""
 MOST_ITEMS = 3
-"""The first items of a list that are changed one by one; the others are like them."""
+"""Number of items of a list that are changed one by one; later items have the same form."""
 
 MOST_CHANGES = 12
-"""Changed lines of a page that are printed."""
+"""Number of changed lines of a page that are printed."""
 A_PAGE = "a page"
 
 CHILD = """
@@ -57,7 +57,7 @@ for line in sys.stdin:
 
 
 class Question(NamedTuple):
-    """A bundle, a document with it, the option that takes it, and what is wrong in it."""
+    """A bundle, a document for its page, the option that takes the document, and the fault in it."""
 
     bundle: str
     option: str = ""
@@ -66,24 +66,24 @@ class Question(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """`A_PAGE` or the message of an error, and the page."""
+    """The page, or the message of the error; `A_PAGE` marks a page."""
 
     said: str
     page: str
 
 
 def lies(document: Any, most: int) -> Iterator[tuple[str, Any]]:
-    """A document with one thing wrong, again and again, and what that is."""
-    found = list(_lies(document))
-    step = max(1, len(found) // most)
-    for path, value in found[::step]:
-        said = "is gone" if value is ... else f"is {json.dumps(value)}"
-        yield f"{'.'.join(map(str, path))} {said}", _with(document, path, value)
+    """Yield copies of a document with one wrong value each, and a description of the fault."""
+    results = list(_lies(document))
+    step = max(1, len(results) // most)
+    for path, value in results[::step]:
+        text = "is gone" if value is ... else f"is {json.dumps(value)}"
+        yield f"{'.'.join(map(str, path))} {text}", _with(document, path, value)
 
 
 def _lies(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
     if path:
-        yield path, ...  # which stands for nothing
+        yield path, ...  # the ellipsis marks a value that is removed
         yield from ((path, other) for other in VALUES if other != value or type(other) is not type(value))
     if isinstance(value, dict | list):
         for name, each in value.items() if isinstance(value, dict) else enumerate(value[:MOST_ITEMS]):
@@ -103,7 +103,7 @@ def _with(document: Any, path: tuple[Any, ...], value: Any) -> Any:
 
 
 def ask(checkout: Path, questions: list[Question], into: Path) -> list[Answer]:
-    """Ask a checkout about bundles and documents; returns its answers and the pages that it makes."""
+    """Ask a checkout for pages of bundles and documents; return its answers."""
     into.mkdir()
     pages = [into / f"{index}.html" for index in range(len(questions))]
     asked = [
@@ -118,15 +118,15 @@ def ask(checkout: Path, questions: list[Question], into: Path) -> list[Answer]:
         check=False,
         cwd=checkout,
     )
-    said = [json.loads(line) for line in done.stdout.splitlines()]
-    if len(said) < len(questions):
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    if len(answers) < len(questions):
         raise SystemExit(f"{checkout}: {done.stderr[-2000:]}")
     made = (page.read_text("utf-8", "surrogatepass") if page.exists() else "" for page in pages)
-    return [Answer(*pair) for pair in zip(said, made, strict=True)]
+    return [Answer(*pair) for pair in zip(answers, made, strict=True)]
 
 
 def questions_of(bundles: list[Path], most: int, folder: Path) -> Iterator[Question]:
-    """Every bundle alone, with documents, and with lies, which are written into a folder."""
+    """Return questions for every bundle: alone, with documents, and with faulty documents written to a folder."""
     for number, bundle in enumerate(bundles):
         path = str(bundle.resolve())
         yield Question(path)
@@ -141,17 +141,17 @@ def questions_of(bundles: list[Path], most: int, folder: Path) -> Iterator[Quest
 
 
 def main() -> int:
-    """Print every difference, and how much was compared; the status is 1 where there is a difference."""
+    """Print every difference and the number of comparisons; the status is 1 if there is a difference."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("old", type=Path)
     parser.add_argument("new", type=Path)
     parser.add_argument("bundles", nargs="+", type=Path)
     parser.add_argument("--lies", type=int, default=400)
-    given = parser.parse_args()
+    options = parser.parse_args()
     differing, stricter = 0, Counter[str]()
     with tempfile.TemporaryDirectory(prefix="txl-pages-") as folder:
-        questions = list(questions_of(given.bundles, given.lies, Path(folder)))
-        before, after = (ask(getattr(given, side), questions, Path(folder) / side) for side in ("old", "new"))
+        questions = list(questions_of(options.bundles, options.lies, Path(folder)))
+        before, after = (ask(getattr(options, side), questions, Path(folder) / side) for side in ("old", "new"))
     for question, old, new in zip(questions, before, after, strict=True):
         if question.lie and old.said == A_PAGE != new.said:
             stricter[re.sub(r"\.\d+|( is .*)", "", question.lie)] += 1
@@ -161,12 +161,12 @@ def main() -> int:
             changes = list(difflib.unified_diff(one, other, n=0, lineterm=""))[:MOST_CHANGES]
             print(Path(question.bundle).name, question.option, question.lie)
             print(f"  - {old.said}", f"  + {new.said}", *changes, sep="\n  ")
-    told = [old for question, old in zip(questions, before, strict=True) if question.lie]
-    refused = sum(old.said != A_PAGE for old in told)
-    print(f"{len(questions) - len(told)} pages and {len(told)} lies, {refused} of them refused: {differing} differ")
+    names = [old for question, old in zip(questions, before, strict=True) if question.lie]
+    refused = sum(old.said != A_PAGE for old in names)
+    print(f"{len(questions) - len(names)} pages and {len(names)} lies, {refused} of them refused: {differing} differ")
     if stricter:
-        said = ", ".join(f"{name} {count}" for name, count in stricter.most_common())
-        print(f"{stricter.total()} lies are refused by the new one alone: {said}")
+        text = ", ".join(f"{name} {count}" for name, count in stricter.most_common())
+        print(f"{stricter.total()} lies are refused by the new one alone: {text}")
     return 1 if differing else 0
 
 

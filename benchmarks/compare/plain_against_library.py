@@ -43,7 +43,7 @@ from foreign_steps import AbsentError
 from rivals import bundle_of
 
 STEPS = ["gru-1x256-b1", "lstm-1x256-b1", "lstm-2x128-b1", "gtrxl-b1", "tcn-ring", "voice", "emformer", "rwkv", "mamba"]
-"""Kinds whose steps are in `rivals`."""
+"""Kinds of steps that `rivals` defines."""
 SMALL = shape(2, 64, 4, 16, 128, 96)
 TRANSFORMERS = {
     "txl": (SMALL, 32, {}),
@@ -52,7 +52,7 @@ TRANSFORMERS = {
     "txl-4x192": (shape(4, 192, 6, 32, 768, 256), 128, {}),
     "txl-12x512": (shape(12, 512, 8, 64, 2048, 204), 640, {}),
 }
-"""By name: config, M and what else an export is told. The last two are larger than what plain C is for."""
+"""By name: config, M and options of the export. The last two are larger than models that plain C is meant for."""
 SIZES = ("state_bytes", "weight_bytes", "stack_bytes", "code_bytes", "multiply_adds")
 SIDES = ("plain C", "library", "Python")
 
@@ -66,7 +66,7 @@ class Measured(NamedTuple):
 
 
 def bundle(name: str, work: Path) -> Path:
-    """The bundle of a kind, exported where it is not there yet.
+    """Return the bundle of a kind; export it if it does not exist.
 
     Raises:
         AbsentError: its package is not installed.
@@ -81,7 +81,7 @@ def bundle(name: str, work: Path) -> Path:
 
 
 def side(package: PlainPackage, model: Model, folder: Path) -> list[str]:
-    """The command of the side of plain C: compiled with inputs of its own."""
+    """Compile the plain C side with inputs of its own, and return its command."""
     name, glue = package.name, [f'#include "{package.name}.h"', f"#define WEIGHTS {package.weight_bytes}"]
     given = inputs(model, package.segment_length)
     for number, entry in enumerate(model.manifest.given):
@@ -116,7 +116,7 @@ def measured(path: Path, length: int | None, program: Path, rounds: int, seconds
 
 
 def tables(found: dict[str, Measured]) -> list[Table]:
-    """Errors and sizes, then times."""
+    """Return a table of errors and sizes, and a table of times."""
     sizes = Table(("step", "largest error", *(size.replace("_", " ") for size in SIZES)))
     times = Table(("µs of processor time of one segment", *SIDES, "library / plain C (quartiles)"))
     for name, one in found.items():
@@ -141,7 +141,7 @@ def main() -> int:
     rounds, seconds, only = (
         (1, 0.01, ["gru-1x256-b1", "txl"]) if given.quick else (given.rounds, given.seconds, given.only)
     )
-    found: dict[str, Measured] = {}
+    results: dict[str, Measured] = {}
     with tempfile.TemporaryDirectory() as folder:
         program = built(Path(folder), given.installed)
         for name in only:
@@ -152,8 +152,8 @@ def main() -> int:
                 continue
             for length in (1, 8) if name == "txl" else (1,) if name in TRANSFORMERS else (None,):
                 log(called := name if length is None else f"{name}, {length}")
-                found[called] = measured(path, length, program, rounds, seconds)
-    finish("plain_against_library", given, tables(found), {name: one._asdict() for name, one in found.items()})
+                results[called] = measured(path, length, program, rounds, seconds)
+    finish("plain_against_library", given, tables(results), {name: one._asdict() for name, one in results.items()})
     return 0
 
 

@@ -1,4 +1,4 @@
-"""A package in plain C as a function of Python's: compiled as a shared object, called with arrays of NumPy."""
+"""Calls a package in plain C as a Python function: compiled as a shared object, with NumPy arrays as arguments."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ MEMBER = re.compile(r"^    (float|int32_t|bool) (\w+)((?:\[\d+\])*);", re.MULTIL
 
 
 def flags_of(package: Path) -> str:
-    """The flags that a package's Makefile compiles it with."""
-    found = re.search(r"^CFLAGS = (.*)$", (package / "Makefile").read_text(), re.MULTILINE)
-    assert found is not None, "a package has a Makefile"
-    return found[1]
+    """Return the flags with which a package's Makefile compiles it."""
+    match = re.search(r"^CFLAGS = (.*)$", (package / "Makefile").read_text(), re.MULTILINE)
+    assert match is not None, "a package has a Makefile"
+    return match[1]
 
 
 class PlainFunction:
@@ -36,8 +36,8 @@ class PlainFunction:
 
     Args:
         package: a folder that `txl-deploy package --target c` wrote, with the weights inside.
-        manifest: of its bundle.
-        folder: where the shared object goes.
+        manifest: the manifest of its bundle.
+        folder: the folder for the shared object.
 
     Attributes:
         batch_size, length: B and L of a step.
@@ -60,44 +60,48 @@ class PlainFunction:
                 of_c = of_c * int(size)
             fields.append((name, of_c))
         self._state: Any = type("State", (ctypes.Structure,), {"_fields_": fields})()
-        ctypes.memset(ctypes.byref(self._state), 0xFF, ctypes.sizeof(self._state))  # init reads nothing of it
+        # filled with ones, to show that init reads none of it
+        ctypes.memset(ctypes.byref(self._state), 0xFF, ctypes.sizeof(self._state))
         self._members = [name for name, _ in fields]
         self._call("init")
 
     def run(self, inputs: Arrays, counts: Ids, commit: bool = True) -> dict[str, Array]:
-        """One segment: inputs by name, [b, T] in the table's order of axes with b and T of at most B and L.
+        """Run one segment: inputs by name, [b, T] in the table's order of axes, with b at most B and T at most L.
 
-        Sequences and positions that are not given are filled with what would show in every result.
+        For example, {"x": [2, 5, 8]} and counts [5, 3]. Other sequences and positions get values that would show in
+        every result.
         """
         whole, before = np.zeros(self.batch_size, np.int32), bytes(self._state)
         whole[: len(counts)] = max(counts) if self._manifest.streams == "lockstep" else counts
         given = [self._filled(entry, inputs[entry.name], len(counts)) for entry in self._manifest.given]
-        found = [np.full(self._sizes(entry), 1, np.dtype(entry.dtype)) for entry in self._manifest.outputs]
-        self._call("step", *given, whole, *found)
+        results = [np.full(self._sizes(entry), 1, np.dtype(entry.dtype)) for entry in self._manifest.outputs]
+        self._call("step", *given, whole, *results)
         if not commit:
             ctypes.memmove(ctypes.byref(self._state), before, len(before))
         length = max((entry.axes.length(inputs[entry.name]) for entry in self._manifest.given), default=1)
         return {
             entry.name: array[entry.axes.at(slice(len(counts)), slice(length))]
-            for entry, array in zip(self._manifest.outputs, found, strict=True)
+            for entry, array in zip(self._manifest.outputs, results, strict=True)
         }
 
     def feeding(self, given: Array, found: Array) -> Callable[[], object]:
-        """A call of a package with several lengths: `given` [any number of positions] goes in, `found` is written."""
+        """Return a call of a package with several lengths, which reads `given` [positions, …], e.g. [1000, 8], and
+        fills `found`.
+        """
         places = [ctypes.c_void_p(array.ctypes.data) for array in (given, found)]
         arguments = ctypes.byref(self._state), places[0], ctypes.c_size_t(given.size), places[1]
         return partial(getattr(self._library, f"{self._name}_feed"), *arguments)
 
     def reset(self, which: Array | None = None) -> None:
-        """Begin sequences anew, bool [B]; all without it."""
+        """Reset sequences by a mask, bool [B], e.g. [True, False]; all without one."""
         self._call("reset", None if which is None else which.astype(np.uint8))
 
     def adopt(self, other: PlainFunction) -> None:
-        """Go on where another package of the same model is, whose segments have another length."""
+        """Take over the state of a second package of the same model, which has a different segment length."""
         ctypes.memmove(ctypes.byref(self._state), bytes(other._state), ctypes.sizeof(other._state))
 
     def states(self) -> dict[str, Array]:
-        """All states by name, [.., B, ..], as they are now."""
+        """Return all current states by name, [.., B, ..], e.g. {"h": [2, 32]}."""
         states = self._manifest.states_of(whole_update(self._manifest))
         if "keys" in self._members:
             return {state.name: self._memory(number, state) for number, state in enumerate(states)}
@@ -108,11 +112,11 @@ class PlainFunction:
         }
 
     def fill(self) -> Ids:
-        """Memory rows that exist, [B]; zeros of a model that has none."""
+        """Return the number of memory rows by sequence, [B], e.g. [16, 3]; zeros if the model has no memory rows."""
         return np.array(getattr(self._state, "fill", [0] * self.batch_size), np.int32)
 
     def _memory(self, number: int, state: StateTensor) -> Array:
-        """Rows of a ring, oldest first, [B, H, M, d_head]; those that do not exist are zeros."""
+        """Return rows of a ring, oldest first, [B, H, M, d_head]; missing rows are zeros."""
         batch, heads, rows, width = state.shape
         keys, layer = number % 2 == 0, number // 2
         if keys:
@@ -120,10 +124,10 @@ class PlainFunction:
             ring = ring.swapaxes(3, 4).reshape(batch, heads, -1, width)
         else:
             ring = np.array(self._state.values[layer]).reshape(batch, heads, -1, -(-width // LANES) * LANES)
-        slots, found = rows + self.length, np.zeros(state.shape, np.float32)
+        slots, result = rows + self.length, np.zeros(state.shape, np.float32)
         for row, (head, fill) in enumerate(zip(self._state.head, self._state.fill, strict=True)):
-            found[row, :, rows - fill :] = ring[row][:, (head - fill + np.arange(fill)) % slots, :width]
-        return found
+            result[row, :, rows - fill :] = ring[row][:, (head - fill + np.arange(fill)) % slots, :width]
+        return result
 
     def _call(self, what: str, *arrays: Array | None) -> None:
         pointers = (None if array is None else ctypes.c_void_p(array.ctypes.data) for array in arrays)

@@ -13,24 +13,25 @@ from txl_runtime.types import Array
 
 
 def inputs(model: txl_runtime.Model, length: int) -> dict[str, Array]:
-    """Random arrays for a segment of `length` positions."""
-    draws, given = np.random.default_rng(0), dict[str, Array]()
+    """Return random arrays for a segment of `length` positions, e.g. {"x": [1, 64, 8]}."""
+    draws, inputs = np.random.default_rng(0), dict[str, Array]()
     for entry in model.manifest.inputs:
         if entry.role == "tokens":
-            given[entry.name] = draws.integers(0, model.vocab_size, (model.batch_size, length), np.int32)
+            inputs[entry.name] = draws.integers(0, model.vocab_size, (model.batch_size, length), np.int32)
         elif entry.role == "feature":
-            given[entry.name] = draws.random(entry.sizes(model.batch_size, length), np.float32)
-    return given
+            inputs[entry.name] = draws.random(entry.sizes(model.batch_size, length), np.float32)
+    return inputs
 
 
 def main() -> int:
-    """One step in a fresh process, or segments as lines of input ask for them."""
+    """Run one step in a fresh process, or segments as lines of input request them."""
     bundle, update, *first = sys.argv[1:]
     model = txl_runtime.load(bundle, backend="cpu", threads=1, update=update)
     stream = model.stream(model.batch_size)
     if first:
         stream.run(inputs(model, 1))
-        lines = Path("/proc/self/status").read_text().splitlines()  # getrusage counts the process that started it, too
+        # getrusage also counts memory of the parent process, before exec
+        lines = Path("/proc/self/status").read_text().splitlines()
         (peak,) = (int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
         print(json.dumps({"seconds": time.process_time(), "peak": peak * 1024}))
         return 0

@@ -15,17 +15,17 @@ import msgspec
 import numpy as np
 
 Items = Iterator[tuple[str, Any]]
-"""Names, and the array or the message of each."""
+"""Pairs of a name and an array or a message."""
 HUGE = 3e38
-"""A feature whose sum with another is infinite."""
+"""A feature so large that the sum of two overflows to infinity."""
 
 
 class Scenes:
     """The scenes that streams of one loaded model go through.
 
     Args:
-        model: what `txl_runtime.load` returned.
-        snapshot: where the state of a stream is stored.
+        model: the result of `txl_runtime.load`.
+        snapshot: the path to store a stream's state.
         others: a state that the other record stored, for a fresh stream to continue; None for one's own.
     """
 
@@ -46,7 +46,7 @@ class Scenes:
         self._of_tokens = logprobs and [entry["role"] for entry in self._table] == ["tokens"]
 
     def items(self) -> Items:
-        """Name and array of everything that comes out."""
+        """Yield name and array of every result."""
         scenes = [self._run, self._smaller, self._uncommitted, self._finite, self._poisoned, self._feed_arrays]
         scenes += [self._moved, self._states]
         if self._of_tokens:
@@ -63,24 +63,24 @@ class Scenes:
         """Draw all inputs by name, of `length` positions."""
         draws = np.random.default_rng(seed)
         places = {"B": rows or self._b}
-        found = {}
+        results = {}
         for entry in self._table:
             sizes = [places.get(size, length + entry["lookahead"] if size == "L" else size) for size in entry["shape"]]
             whole = not entry["dtype"].startswith("float")
             drawn = draws.integers(0, entry["vocab"] or 2, sizes) if whole else draws.normal(size=sizes)
-            found[entry["name"]] = drawn.astype(entry["dtype"])
-        return found
+            results[entry["name"]] = drawn.astype(entry["dtype"])
+        return results
 
     def _tokens(self, length: int, seed: int, rows: int | None = None) -> Any:
         shape = (rows or self._b, length)
         return np.random.default_rng(seed).integers(0, self._v, shape, dtype=np.int32)
 
     def _one(self, length: int) -> int:
-        """A length of one segment near this one."""
+        """Return a segment length that the model can run, near this number."""
         return next((size for size in self._lengths if size <= length), self._lengths[-1]) if self._exact else length
 
     def _many(self, length: int) -> int:
-        """The number of positions up to this one that segments add up to."""
+        """Return the largest number up to this one that is a sum of segment lengths."""
         if not any("L" in entry["shape"] for entry in self._table):
             return 1
         return next((size for size in range(length, 0, -1) if self._edges(size)[-1] == size), self._lengths[-1])
@@ -95,7 +95,9 @@ class Scenes:
         return edges
 
     def _counts(self, length: int, seed: int, rows: int | None = None, least: int = 0) -> Any:
-        """Lengths from idle (or `least`) to full, the last sequence's at least 1; in lockstep all of them."""
+        """Return lengths from idle (or `least`) to full, the last sequence's at least 1; in lockstep all of them are
+        equal.
+        """
         b = rows or self._b
         if self._lockstep:
             return np.full(b, length)
@@ -105,7 +107,7 @@ class Scenes:
         return counts
 
     def _live(self, index: int, b: int) -> Any:
-        """Return the sequences that run in a segment: each alone, all but each, all, none, halves, in turns."""
+        """Yield masks of the sequences that run: each alone, all but one, all, none, halves, alternating."""
         places = np.arange(b)
         ways = [places == row for row in range(b)] + [places != row for row in range(b)]
         ways += [places >= 0, places < 0, places < (b + 1) // 2, places >= b // 2, places % 2 == 0]
@@ -117,14 +119,14 @@ class Scenes:
     def _tried(self, name: str, call: Callable[..., Any], *arguments: Any, **named: Any) -> Items:
         """Yield the results of a call, an array or arrays by name; or its message if it refuses."""
         try:
-            found = call(*arguments, **named)
+            result = call(*arguments, **named)
         except self._refusal as error:
             yield f"{name}, refused", np.array(str(error))
             return
-        if isinstance(found, Mapping):
-            yield from ((f"{name}, {key}", array) for key, array in found.items())
-        elif isinstance(found, np.ndarray):
-            yield name, found
+        if isinstance(result, Mapping):
+            yield from ((f"{name}, {key}", array) for key, array in result.items())
+        elif isinstance(result, np.ndarray):
+            yield name, result
 
     def _after(self, stream: Any, name: str) -> Items:
         yield f"{name}, fill", stream.fill
@@ -154,7 +156,7 @@ class Scenes:
         yield "shown", np.array(repr(stream))
 
     def _smaller(self) -> Items:
-        """Streams of fewer sequences than the bundle has, which become more."""
+        """Run streams of fewer sequences than the bundle has, and enlarge them."""
         for b in range(1, self._b):
             try:
                 stream = self._model.stream(b)
@@ -192,7 +194,8 @@ class Scenes:
             arrays = self._arrays(length, 500 + index)
             live = self._live(2 * self._b if index > 2 else index, self._b)
             counts = self._counts(length, 510 + index, least=1) * live
-            if index >= 2:  # NaN in a sequence that is idle, where others may be, then in one that runs; then infinity
+            # index 0: NaN in an idle sequence, if sequences may be idle; 1: in one that runs; 2: infinity
+            if index >= 2:
                 self._spoil(arrays, 0, np.nan if index < 4 else HUGE)
             for commit in (False, True):
                 name = f"{index}, {'kept' if commit else 'not kept'}"
@@ -200,7 +203,7 @@ class Scenes:
                 yield from self._after(stream, name)
 
     def _poisoned(self) -> Items:
-        """NaN in one sequence, among the inputs or in its state, beside others; then that sequence is reset."""
+        """Put NaN into one sequence's inputs or state, beside healthy sequences; then reset that sequence."""
         if self._b == 1:
             return
         stream, length = self._model.stream(), self._one(self._longest)
@@ -222,13 +225,13 @@ class Scenes:
         yield from self._after(stream, "after the reset")
 
     def _spoil(self, arrays: dict[str, Any], row: int, value: float) -> None:
-        """Give one sequence this value in all features that are no whole numbers."""
+        """Set one sequence's floating-point features to this value."""
         for entry in self._table:
             if entry["dtype"].startswith("float") and "B" in entry["shape"]:
                 arrays[entry["name"]][(slice(None),) * entry["shape"].index("B") + (row,)] = value
 
     def _poison(self, stream: Any) -> None:
-        """Let sequence 1 continue from a state full of NaN, where sequences have states of their own."""
+        """Let sequence 1 continue from a state full of NaN, if sequences have states of their own."""
         state = stream.take(1)
         for array in state.tensors.values():
             if array.dtype.kind == "f":
@@ -246,7 +249,7 @@ class Scenes:
             yield from self._after(stream, name)
 
     def _moved(self) -> Items:
-        """Sequences reset, reordered, dropped, multiplied, taken and put elsewhere."""
+        """Reset, reorder, drop and double sequences, and move their states."""
         stream, length = self._model.stream(), self._one(self._longest)
         for index in range(4 + 2 * self._memory_length // self._longest):
             arrays = self._arrays(length, 800 + index)
@@ -275,7 +278,9 @@ class Scenes:
         yield from self._after(stream, "moved")
 
     def _exchange(self, stream: Any) -> None:
-        """Put the last sequence's state where the first one's was, and one of another stream where the last's was."""
+        """Put the last sequence's state in the first one's place, and a state of a second stream in the last one's
+        place.
+        """
         other = self._model.stream()
         other.run(self._arrays(self._one(self._longest), 850))
         taken = stream.take(stream.batch_size - 1)
@@ -297,7 +302,8 @@ class Scenes:
         stream.restore(StreamState.load(self._snapshot))
         yield from self._continued(stream, "continued in the same stream")
         fresh = self._model.stream()
-        fresh.restore(StreamState.load(self._others or self._snapshot))  # with --snapshots the other record's
+        # with --snapshots, the state that the other record stored
+        fresh.restore(StreamState.load(self._others or self._snapshot))
         yield from self._after(fresh, "restored")
         yield from self._continued(fresh, "continued in a fresh stream")
         yield from self._after(fresh, "continued in a fresh stream")
@@ -313,7 +319,7 @@ class Scenes:
     # --- models of tokens -----------------------------------------------------------------------------------------
 
     def _refused(self) -> Items:
-        """Yield the refusals of a model of arrays that is given tokens."""
+        """Yield the messages with which a model of arrays refuses tokens."""
         stream, tokens = self._model.stream(), np.zeros((self._b, 1), np.int32)
         for name in ("step", "feed", "score"):
             yield from self._tried(name, getattr(stream, name), tokens)
@@ -328,7 +334,8 @@ class Scenes:
             length = self._one(wanted)
             yield f"{index}", stream.step(self._tokens(length, index))
         yield from self._after(stream, "whole segments")
-        for index in range(6 + 3 * self._memory_length // self._longest):  # several laps of a ring
+        # enough steps to go around a ring several times
+        for index in range(6 + 3 * self._memory_length // self._longest):
             length = self._one((self._longest, shorter, 1)[index % 3])
             yield f"partial {index}", stream.step(self._tokens(length, index), self._counts(length, index))
         yield from self._after(stream, "partial segments")
@@ -369,7 +376,7 @@ class Scenes:
             yield from self._after(stream, name)
 
     def _rows(self) -> Items:
-        """As `_moved`, with tokens through `step` and `feed`."""
+        """Do the same as `_moved` with tokens, through `step` and `feed`."""
         stream, longest = self._model.stream(), self._longest
         stream.feed(self._tokens(self._many(2 * longest + self._memory_length), 40))
         yield from self._tried("one reset", stream.reset, [self._b - 1])
@@ -387,7 +394,7 @@ class Scenes:
         yield from self._after(stream, "all reset")
 
     def _limited(self) -> Items:
-        """Streams that keep fewer memory rows than the bundle has."""
+        """Run streams that keep fewer memory rows than the bundle has."""
         for most in sorted({0, 1, self._memory_length // 2, self._memory_length, self._memory_length + 1}):
             try:
                 stream = self._model.stream(memory_length=most)

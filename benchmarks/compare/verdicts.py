@@ -26,7 +26,7 @@ from typing import Any, Literal
 sys.path.extend(str(Path(__file__).parents[2] / "tests" / folder) for folder in ("", "helpers"))
 
 SMALL = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1, "int8": 5e-2, "int4": 2e-1}
-"""The size of a precision's fault: several times its rounding."""
+"""Size of the fault to inject by precision: several times the precision's rounding."""
 WINDOWED = {"same_length": True, "clamp_length": 4}
 STEPS = "tests/stand_ins/small_steps.py"
 
@@ -36,12 +36,12 @@ class Case:
     """A bundle.
 
     Attributes:
-        name: of it.
-        config: what is changed of a small Transformer-XL; None for a step of one's own.
-        options: of the export.
-        source: of a step of one's own, FILE.py:FUNCTION below this checkout.
-        oracle: the case that it is instead of these, of `tests/helpers/oracle.py` or `oracle_stateful.py` beside it.
-        faults: which are put into it: all that there are for its kind, or one in an output and one in a state.
+        name: the bundle's name.
+        config: changes to a small Transformer-XL's config; None for a user's own step.
+        options: options of the export.
+        source: a user's own step, FILE.py:FUNCTION below this checkout.
+        oracle: instead of these, a case of `tests/helpers/oracle.py` or of `oracle_stateful.py` beside it.
+        faults: the faults to inject: all for its kind, or one in an output and one in a state.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Case:
 
     @property
     def precision(self) -> str:
-        """The bundle's precision."""
+        """Return the bundle's precision."""
         return str(self.options.get("precision", "fp32"))
 
 
@@ -85,7 +85,7 @@ OWN = (
 
 
 def cases() -> Iterator[Case]:
-    """All of them; those of the oracles in float32, and of each kind some in the precisions below."""
+    """Return all cases: those of the oracles in float32, and some of each kind in lower precisions."""
     from oracle import LANGUAGE_MODELS, refuses_kv
     from oracle_stateful import BUILDS
 
@@ -103,7 +103,7 @@ def cases() -> Iterator[Case]:
 
 
 def made(case: Case, folder: Path, here: Path) -> dict[str, Any]:
-    """Export a bundle; what verification of it is given."""
+    """Export a bundle, and return the arguments for its verification."""
     import torch
     import txl_export
     from support import random_state, save_checkpoint, small_config
@@ -122,7 +122,7 @@ def made(case: Case, folder: Path, here: Path) -> dict[str, Any]:
 
 
 def made_of_oracle(case: Case, folder: Path) -> dict[str, Any]:
-    """Export a case of an oracle; without a file of its own a Transformer-XL verifies against the bundle's weights."""
+    """Export an oracle's case; a Transformer-XL without a file of its own is verified against the bundle's weights."""
     import oracle
     import oracle_stateful
 
@@ -137,7 +137,7 @@ def made_of_oracle(case: Case, folder: Path) -> dict[str, Any]:
 
 
 def faults_of(case: Case, bundle: Path) -> dict[str, Any]:
-    """The faults that a bundle can have, by title."""
+    """Return the faults to inject into a bundle, by title."""
     from seeded_bundle_faults import step_faults, transformer_xl_faults, with_constant
     from txl_runtime.bundle.reading import open_bundle
 
@@ -156,7 +156,7 @@ def faults_of(case: Case, bundle: Path) -> dict[str, Any]:
 
 
 def verdicts(folder: Path, given: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    """The failing gates of every bundle in a folder, or the error that verification ended with."""
+    """Return the failing gates of every bundle in a folder, or the error that ended its verification."""
     import oracle_stateful
     import torch
     import txl_export
@@ -165,7 +165,7 @@ def verdicts(folder: Path, given: dict[str, Any]) -> Iterator[tuple[str, list[st
     torch.set_num_threads(1)
     stateful = given.pop("stateful", "")
     for path in sorted(folder.glob("*.txl")):
-        torch.manual_seed(0)  # modules of steps draw their weights
+        torch.manual_seed(0)  # own modules draw random weights when they are made
         try:
             more: dict[str, Any] = {"module": oracle_stateful.Case(stateful).build()} if stateful else {}
             parity = txl_export.verify(path, threads=1, **given, **more)
@@ -185,7 +185,7 @@ def asked(checkout: Path, folder: Path, given: dict[str, Any]) -> dict[str, list
 
 
 def compared(case: Case, old: Path, new: Path) -> Iterator[dict[str, Any]]:
-    """The lines of one bundle."""
+    """Return the lines of the table for one bundle."""
     with tempfile.TemporaryDirectory(prefix="verdicts-") as place:
         folder = Path(place)
         command = [old / ".venv" / "bin" / "python", __file__, "--make", case.name, folder]
@@ -206,7 +206,9 @@ def compared(case: Case, old: Path, new: Path) -> Iterator[dict[str, Any]]:
 
 
 def verdict(good: bool, before: bool, after: bool) -> str:
-    """Compare the verdicts of both sides on a bundle: "same", "better" or "WORSE"; `before`, `after`: it failed."""
+    """Compare both sides' verdicts on a bundle: "same", "better" or "WORSE"; `before` and `after` are True if it
+    failed.
+    """
     if before == after:
         return "same"
     return "better" if after != good else "WORSE"

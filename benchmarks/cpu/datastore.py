@@ -37,18 +37,24 @@ WEIGHTS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
 def losses(nll: np.ndarray, far: np.ndarray, hits: np.ndarray, temperature: float, weights: Any) -> list[float]:
-    """Return bits per token for each weight, from the model's nll [n], distances [n, K] and hits [n, K]."""
+    """Return bits per token for each weight, from the model's nll [n], distances [n, K] and hits [n, K].
+
+    For example, nll [1000] and 8 neighbours: distances and hits [1000, 8].
+    """
     shares = np.exp((far[:, :1] - far) / temperature)
-    found = (shares * hits).sum(1) / shares.sum(1)
+    results = (shares * hits).sum(1) / shares.sum(1)
     with np.errstate(divide="ignore"):
         return [
-            float(-np.log2(weight * found + (1 - weight) * np.exp(-nll.astype(np.float64))).mean())
+            float(-np.log2(weight * results + (1 - weight) * np.exp(-nll.astype(np.float64))).mean())
             for weight in weights
         ]
 
 
 def gain(model: txl_runtime.Model, store: Path, ids: np.ndarray) -> dict[str, Any]:
-    """Return the curves, and the recall of the store's search against a comparison with all rows."""
+    """Return the curves, and the recall of the store's search against a comparison with all rows.
+
+    For example, ids [20000].
+    """
     header = read_header(store, model.manifest.model_id)
     check_files(store, header)
     features, tokens = mapped(store, header)
@@ -69,8 +75,8 @@ def gain(model: txl_runtime.Model, store: Path, ids: np.ndarray) -> dict[str, An
         for heat in TEMPERATURES
     }
     some = np.random.default_rng(0).choice(len(queries), min(100, len(queries)), replace=False)
-    exact, found = brute(features, queries[some], 32), nearest(search, features, queries[some], 32, (0, 0))[0]
-    recall = np.mean([len(set(a) & set(b)) / 32 for a, b in zip(found.tolist(), exact.tolist(), strict=True)])
+    exact, result = brute(features, queries[some], 32), nearest(search, features, queries[some], 32, (0, 0))[0]
+    recall = np.mean([len(set(a) & set(b)) / 32 for a, b in zip(result.tolist(), exact.tolist(), strict=True)])
     return {
         "rows": header.rows,
         "feature": header.feature,
@@ -85,7 +91,9 @@ def gain(model: txl_runtime.Model, store: Path, ids: np.ndarray) -> dict[str, An
 
 
 def brute(features: np.ndarray, queries: np.ndarray, count: int) -> np.ndarray:
-    """Return the nearest rows of all, [n, count], in float64."""
+    """Return the nearest rows by comparison with all rows, [n, count], in float64: queries [2, 512] give e.g.
+    [2, 8].
+    """
     best_far, best = np.full((len(queries), 0), np.inf), np.zeros((len(queries), 0), np.int64)
     for first in range(0, len(features), 1 << 16):
         some = features[first : first + (1 << 16)].astype(np.float64)
@@ -100,10 +108,13 @@ def brute(features: np.ndarray, queries: np.ndarray, count: int) -> np.ndarray:
 def cost(
     model: txl_runtime.Model, store: Path, ids: np.ndarray, sizes: Sequence[int], turns: int = TURNS
 ) -> list[dict[str, Any]]:
-    """Return processor time of one query by the number of rows, in ms, and of a step of the model in turns with it."""
+    """Return processor time of one query by the number of rows, in ms, and of a step of the model in turns with it.
+
+    For example, sizes 100000 and 1000000.
+    """
     features = mapped(store, read_header(store, model.manifest.model_id))[0]
     columns = feature_columns(model)[read_header(store, model.manifest.model_id).feature]
-    queries, found = model.stream(1).features(ids[None, : turns + 1])[0, :, columns], list[dict[str, Any]]()
+    queries, result = model.stream(1).features(ids[None, : turns + 1])[0, :, columns], list[dict[str, Any]]()
     for rows in sizes:
         with tempfile.TemporaryDirectory(dir=store.parent) as folder:
             place = Path(folder)
@@ -130,7 +141,7 @@ def cost(
                 began = time.process_time()
                 stream.step(ids[None, turn : turn + 1])
                 stepping.append(time.process_time() - began)
-            found.append(
+            result.append(
                 {
                     "rows": rows,
                     "search": type(search).__name__,
@@ -142,9 +153,9 @@ def cost(
                     "index_mb": (place / "index.faiss").stat().st_size / 1e6 if rows > 10**5 else 0,
                 }
             )
-            print(json.dumps(found[-1]), flush=True)
+            print(json.dumps(result[-1]), flush=True)
             del held, search
-    return found
+    return result
 
 
 def memory() -> float:
@@ -176,25 +187,25 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=20_000, help="of the text, from its beginning")
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--cost", type=int, nargs="+", metavar="ROWS", default=())
-    given = parser.parse_args()
-    model = txl_runtime.load(given.bundle, threads=1)
-    if given.heldout.suffix == ".npy":
-        ids = read_ids(given.heldout)[: given.tokens]
+    options = parser.parse_args()
+    model = txl_runtime.load(options.bundle, threads=1)
+    if options.heldout.suffix == ".npy":
+        ids = read_ids(options.heldout)[: options.tokens]
     elif model.vocabulary is None:
-        raise UsageError(f"{given.bundle}: has no vocabulary, expected one to read the text with, or ids in .npy")
+        raise UsageError(f"{options.bundle}: has no vocabulary, expected one to read the text with, or ids in .npy")
     else:
-        ids = model.vocabulary.encode(given.heldout.read_bytes())[: given.tokens]
-    if given.cost and len(ids) < TURNS:
+        ids = model.vocabulary.encode(options.heldout.read_bytes())[: options.tokens]
+    if options.cost and len(ids) < TURNS:
         parser.error(
-            f"{given.heldout}: holds {len(ids)} tokens, expected at least {TURNS} for --cost; give a longer text"
+            f"{options.heldout}: holds {len(ids)} tokens, expected at least {TURNS} for --cost; give a longer text"
         )
-    if given.cost:
-        cost(model, given.store, ids, given.cost)
+    if options.cost:
+        cost(model, options.store, ids, options.cost)
         return
-    result = gain(model, given.store, ids)
+    result = gain(model, options.store, ids)
     print(json.dumps(result, indent=1))
-    if given.plot:
-        draw(given.plot, [panel(result)])
+    if options.plot:
+        draw(options.plot, [panel(result)])
 
 
 if __name__ == "__main__":

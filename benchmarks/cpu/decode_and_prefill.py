@@ -47,7 +47,7 @@ COLUMNS = (
 
 
 class _Says(Silent):
-    """Stages as lines."""
+    """A listener that prints stages as lines."""
 
     def stage(self, title: str, total: int | None = None) -> None:
         """See `txl_runtime.listener.Listener`."""
@@ -57,7 +57,7 @@ class _Says(Silent):
 def measure(
     folder: Path, quick: bool, memory: int, names: tuple[str, ...], precisions: list[str], threads: int, seconds: float
 ) -> Measurement:
-    """One memory length: export, check that all agree, take turns."""
+    """Measure one memory length: export, check that all competitors agree, then time them in turns."""
     values, longest = (TINY, 4) if quick else (MODEL, 64)
     path = random_bundle(folder / f"m{memory}.txl", values, (longest, 1), memory)
     model = txl_runtime.load(path, threads=threads)
@@ -121,8 +121,8 @@ def main() -> int:
                 size = (row.bytes_per_token or 0) / 1e6
                 table.add(memory, work, row.competitor, *speed, size, row.gb_per_second, share)
             if report.overhead is not None:
-                found = report.overhead
-                python.add(memory, found.in_step, f"{found.share:.1%}", found.without_engine)
+                result = report.overhead
+                python.add(memory, result.in_step, f"{result.share:.1%}", result.without_engine)
     finish("decode_and_prefill", arguments, [table, python], reports)
     return 0
 

@@ -40,7 +40,7 @@ SEGMENT = 64
 
 
 def works_of_bundles(recurrent: Model, vanilla: Model) -> dict[str, Work]:
-    """Calls of our runtime: score one segment, draw from one window, feed one token."""
+    """Return timed calls of this project's runtime: score one segment, draw from one window, feed one token."""
     segments, windows = BundleCompetitor("r", recurrent), BundleCompetitor("v", vanilla)
     decoding = BundleCompetitor("d", recurrent)
     for competitor in (segments, decoding):
@@ -55,7 +55,7 @@ def works_of_bundles(recurrent: Model, vanilla: Model) -> dict[str, Work]:
 
 
 def works_of_torch(recurrent: Model, vanilla: Model) -> dict[str, Work]:
-    """The same in eager PyTorch."""
+    """Return the same calls in eager PyTorch."""
     m, v = recurrent.manifest, vanilla.manifest
     eager = TimeFirstHidden(SharedLayers(m.config, m.dialect, m.memory_length, weights_of(recurrent)), 1)
     plain = PaperModel(v.config, v.dialect, 0, weights_of(vanilla))
@@ -74,22 +74,22 @@ ENGINES: dict[str, Callable[[Model, Model], dict[str, Work]]] = {"bundle": works
 def measure(
     folder: Path, length: int, engines: list[str], quick: bool, threads: int, seconds: float
 ) -> dict[str, Timed]:
-    """One attention length; times of calls by "engine work"."""
+    """Measure one attention length; return the times of calls by "engine work"."""
     values, segment, rounds = (TINY, 4, 2) if quick else (MODEL, SEGMENT, 3)
     recurrent = random_bundle(folder / f"recurrent-{length}.txl", values, (segment, 1), length)
     vanilla = random_bundle(folder / f"vanilla-{length}.txl", values | {"attn_type": 2}, (length,), 0)
     models = tuple(txl_runtime.load(path, threads=threads) for path in (recurrent, vanilla))
     torch.set_num_threads(threads)
-    found: dict[str, Timed] = {}
+    results: dict[str, Timed] = {}
     for engine in engines:
         log(f"attention length {length}, {engine}")
         works = {f"{engine} {name}": work for name, work in ENGINES[engine](*models).items()}
-        found |= interleave(works, rounds=rounds, slice_seconds=seconds / rounds)
-    return found
+        results |= interleave(works, rounds=rounds, slice_seconds=seconds / rounds)
+    return results
 
 
 def panels(points: list[dict[str, Any]], engines: list[str]) -> list[Callable[[Any], None]]:
-    """Cost per token as the context grows, and the speed-ups beside the paper's."""
+    """Draw the cost per token as the context grows, and the speed-ups beside the paper's."""
     lengths = [point["length"] for point in points]
 
     def costs(axes: Any) -> None:

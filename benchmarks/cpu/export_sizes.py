@@ -25,7 +25,7 @@ WT103 = (20000, 40000, 200000)
 
 
 def shape(layers: int, width: int, heads: int, head: int, inner: int, vocab: int, **more: Any) -> dict[str, Any]:
-    """An own checkpoint's config."""
+    """Return the config of a checkpoint in this project's own form."""
     sizes = {"n_layer": layers, "d_model": width, "n_head": heads, "d_head": head, "d_inner": inner}
     rest = {"vocab_size": vocab, "d_embed": width, "embedding_scale": width**0.5, "same_length": True}
     return sizes | rest | more
@@ -45,7 +45,7 @@ MODELS: dict[str, tuple[dict[str, Any], int]] = {
 
 
 def write_checkpoint(name: str, path: str) -> None:
-    """Write a random checkpoint; in a process of its own."""
+    """Write a random checkpoint, in a process of its own, so that its memory is not counted."""
     import msgspec
     import torch
     from txl_export.checkpoints.txl import FORMAT, TxlConfig
@@ -64,7 +64,7 @@ def write_checkpoint(name: str, path: str) -> None:
 
 
 def run(*command: object) -> tuple[str, float, float]:
-    """Run a command; its stderr, seconds, and peak resident memory in GiB."""
+    """Run a command; return its stderr, seconds, and peak resident memory in GiB."""
     started = time.monotonic()
     code = (
         "import resource, subprocess, sys; r = subprocess.run(sys.argv[1:]); "

@@ -26,20 +26,23 @@ if TYPE_CHECKING:
 
 WORDS = 204
 SEGMENTS = (64, 64, 64, 1, 1, 1, 64, 1)
-"""The segments that are compared before anything is timed, but for those longer than the bundle's longest."""
+"""Lengths of the segments that are compared before anything is timed; those longer than the bundle allows are skipped.
+"""
 LIMIT = 1e-3
 PAUSE = 0.1
-"""Seconds after which the other process' threads have stopped spinning."""
+"""Seconds to wait until the other process's threads have stopped spinning."""
 WARM_UP_CALLS = 3
 SIZES = {"n_layer": 12, "d_model": 512, "d_embed": 512, "n_head": 8, "d_head": 64, "d_inner": 2048}
 SMALL = {"n_layer": 2, "d_model": 16, "d_embed": 16, "n_head": 2, "d_head": 8, "d_inner": 32}
 
 
 def worker() -> None:
-    """The Hugging Face side, without this project: a JSON request per line on stdin, an answer per line on stdout."""
+    """Run the Hugging Face side, without this project: a JSON request per line on stdin, an answer per line on
+    stdout.
+    """
     import torch
 
-    transformers = import_module("transformers")  # not of this environment: nothing here knows its types
+    transformers = import_module("transformers")  # imported by name, because this environment lacks it and its types
     asked = json.loads(sys.stdin.readline())
     torch.set_num_threads(asked["threads"])
     torch.manual_seed(0)
@@ -54,9 +57,9 @@ def worker() -> None:
         for line in sys.stdin:
             asked = json.loads(line)
             if asked["do"] == "logprobs":
-                found = model(torch.tensor(asked["tokens"]), mems=mems)
-                mems = found.mems
-                _answer(found.prediction_scores[0].tolist())
+                result = model(torch.tensor(asked["tokens"]), mems=mems)
+                mems = result.mems
+                _answer(result.prediction_scores[0].tolist())
                 continue
             tokens = torch.tensor(asked["tokens"])
             samples: list[int] = []
@@ -75,7 +78,7 @@ def _answer(what: object) -> None:
 
 
 class HuggingFace:
-    """The worker process, asked over pipes."""
+    """The worker process, which is asked over pipes."""
 
     def __init__(self, python: Path, folder: Path, config: dict[str, int], threads: int) -> None:
         command = [str(python), __file__, "--worker"]
@@ -120,18 +123,18 @@ def main() -> int:
     table, document = Table(("M", "work", "", "ms p50", "p90", "p99", "ratio")), {}
     for memory in [7] if arguments.quick else arguments.memory:
         log(f"M {memory}")
-        found = compare(arguments.python, memory, arguments.quick, arguments.threads, arguments.seconds)
-        log(f"both agree: log-probabilities within {found['agreement']:.1e} over {len(SEGMENTS)} chained segments")
-        for work, times in found["times"].items():
+        result = compare(arguments.python, memory, arguments.quick, arguments.threads, arguments.seconds)
+        log(f"both agree: log-probabilities within {result['agreement']:.1e} over {len(SEGMENTS)} chained segments")
+        for work, times in result["times"].items():
             for name, row in times.items():
                 table.add(memory, work, name, row.p50, row.p90, row.p99, f"{row.p50 / times['bundle'].p50:.1f}×")
-        document[str(memory)] = found
+        document[str(memory)] = result
     finish("hf_transfo_xl", arguments, [table], document)
     return 0
 
 
 def compare(python: Path, memory: int, quick: bool, threads: int, seconds: float) -> dict[str, Any]:
-    """One memory length: the same weights in both, compared and then timed."""
+    """Compare and then time both at one memory length, with the same weights."""
     import txl_runtime
     from txl_export import export
 
@@ -171,7 +174,7 @@ def largest_difference(ours: BundleCompetitor, other: HuggingFace, longest: int)
 
 
 def turns(ours: BundleCompetitor, other: HuggingFace, length: int, rounds: int, seconds: float) -> dict[str, list[int]]:
-    """Nanoseconds of single calls of both, in turns; the one that waits is blocked on a pipe."""
+    """Time single calls of both in turns, in nanoseconds; the side that waits is blocked on a pipe."""
     from benchmarks.shared.models import random_tokens
     from txl_deploy.bench.timing import come_to_rest, time_slice
 

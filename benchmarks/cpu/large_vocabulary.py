@@ -40,7 +40,7 @@ ENDLESS = 1_000_000
 
 
 class Drawing:
-    """A stream that generates without end; one call draws one token."""
+    """A stream that generates endlessly; one call draws one token."""
 
     def __init__(self, model: Model, options: dict[str, Any]) -> None:
         ours = BundleCompetitor("bundle", model)
@@ -52,13 +52,13 @@ class Drawing:
         self._before = (self.stream.draws.tokens, self.stream.draws.tails)
 
     def __call__(self, index: int) -> None:
-        """Draw; the token before it is fed first."""
+        """Feed the last token, and draw the next one."""
         if next(self._tokens, None) is None:
             self._tokens = self._start()
 
     @property
     def tails_per_token(self) -> float:
-        """Clusters beyond the head that were computed, per drawn token."""
+        """Return the number of clusters beyond the head that were computed per drawn token."""
         tokens, tails = self.stream.draws.tokens - self._before[0], self.stream.draws.tails - self._before[1]
         return tails / tokens if tokens else 0.0
 
@@ -67,7 +67,7 @@ class Drawing:
 
 
 def stepping(model: Model) -> Work:
-    """All log-probabilities after every token."""
+    """Return a call that computes all log-probabilities after one token."""
     ours = BundleCompetitor("bundle", model)
     fill(ours, model)
     tokens = random_tokens(model.manifest.vocab_size, (16, 1, 1))
@@ -75,12 +75,12 @@ def stepping(model: Model) -> Work:
 
 
 def bundles(folder: Path, quick: bool, tails: bool) -> dict[str, Path]:
-    """The layers alone, the large vocabulary, and with --tails one whose tails are drawn from."""
+    """Return the bundles: the layers alone, the large vocabulary, and with --tails one for draws that read tails."""
     few: dict[str, Any] = TINY | {"same_length": True} if quick else shape(16, 410, 10, 41, 2100, FEW, **BODY)
     cutoffs, words = ((20, 40), 60) if quick else (WT103, WORDS)
     many = few | {"vocab_size": words, "cutoffs": cutoffs}
     lengths, memory = ((4, 1), 7) if quick else ((64, 1), 640)
-    made = {
+    result = {
         "layers": random_bundle(folder / "layers.txl", few, lengths, memory),
         "head": random_bundle(folder / "head.txl", many, lengths, memory),
     }
@@ -88,8 +88,8 @@ def bundles(folder: Path, quick: bool, tails: bool) -> dict[str, Path]:
         state = random_state(many, deviation=deviation(many["d_model"]))
         # exp(bias) per cluster against one per word of the head: together a third of the probability.
         state["softmax.cluster.bias"] += float(np.log(cutoffs[0] / (2 * len(cutoffs))))
-        made["tails"] = random_bundle(folder / "tails.txl", many, lengths, memory, state=state)
-    return made
+        result["tails"] = random_bundle(folder / "tails.txl", many, lengths, memory, state=state)
+    return result
 
 
 def main() -> int:
@@ -111,11 +111,11 @@ def main() -> int:
             timed = interleave(calls, rounds=rounds, slice_seconds=seconds / rounds)
             document[name] = timed
             floor = timed["layers"].times.p50
-            for work, found in timed.items():
-                cost = None if work == "layers" else found.times.p50 - floor
+            for work, result in timed.items():
+                cost = None if work == "layers" else result.times.p50 - floor
                 share = None if cost is None else f"{cost / floor:.0%}"
                 tails = drawing[work].tails_per_token if work in drawing else None
-                table.add(name, work, found.times.p50, found.times.p90, cost, share, tails)
+                table.add(name, work, result.times.p50, result.times.p90, cost, share, tails)
     finish("large_vocabulary", arguments, [table], document)
     return 0
 

@@ -31,7 +31,7 @@ SIZES = {
 
 
 def graph(rule: str, heads: int, keys: int, values: int, rates: int, length: int, own: bool = False) -> onnx.ModelProto:
-    """One node: of opset 27, or ONNX Runtime's own."""
+    """Return a graph of one node: of opset 27, or ONNX Runtime's own."""
     sizes = {
         "q": heads * keys,
         "k": heads * keys,
@@ -43,8 +43,8 @@ def graph(rule: str, heads: int, keys: int, values: int, rates: int, length: int
     names = ["q", "k", "v", "s", "g" * bool(rates), "b" * ("delta" in rule)]
     while not names[-1]:
         names.pop()
-    said: dict[str, Any] = {"q_num_heads": heads, "kv_num_heads": heads, "update_rule": rule}
-    node = helper.make_node("LinearAttention", names, ["y", "new_s"], "node", domain="com.microsoft" * own, **said)
+    text: dict[str, Any] = {"q_num_heads": heads, "kv_num_heads": heads, "update_rule": rule}
+    node = helper.make_node("LinearAttention", names, ["y", "new_s"], "node", domain="com.microsoft" * own, **text)
     returned = {"y": [1, length, heads * values], "new_s": given["s"]}
     inputs, outputs = (
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in side.items()]
@@ -55,7 +55,7 @@ def graph(rule: str, heads: int, keys: int, values: int, rates: int, length: int
 
 
 def plain(made: onnx.ModelProto) -> onnx.ModelProto:
-    """The same as plain operators."""
+    """Return the same computation as a graph of plain operators."""
     taken = ir.from_proto(made)
     infer_shapes(taken)
     to_forms(taken)
@@ -64,20 +64,20 @@ def plain(made: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def drawn(made: onnx.ModelProto, heads: int) -> dict[str, Any]:
-    """Keys of length 1, decays below 0, rates between 0 and 1."""
-    draws, found = np.random.default_rng(0), {}
+    """Draw inputs: keys of length 1, decays below 0, rates between 0 and 1."""
+    draws, results = np.random.default_rng(0), {}
     for given in made.graph.input:
         sizes = [dim.dim_value for dim in given.type.tensor_type.shape.dim]
         array = draws.normal(size=sizes)
         if given.name == "k":
             array = array.reshape(*sizes[:2], heads, -1)
             array = (array / np.linalg.norm(array, axis=-1, keepdims=True)).reshape(sizes)
-        found[given.name] = {"g": -np.abs(array) / 10, "b": 1 / (1 + np.exp(-array))}.get(given.name, array)
-    return {name: array.astype(np.float32) for name, array in found.items()}
+        results[given.name] = {"g": -np.abs(array) / 10, "b": 1 / (1 + np.exp(-array))}.get(given.name, array)
+    return {name: array.astype(np.float32) for name, array in results.items()}
 
 
 def recurrence(feeds: dict[str, Any], heads: int) -> Any:
-    """The results in float64."""
+    """Compute the results in float64, position by position."""
     wide = {name: array[0].astype(np.float64) for name, array in feeds.items()}
     state, results = wide["s"], []
     for at in range(len(wide["q"])):
@@ -92,7 +92,7 @@ def recurrence(feeds: dict[str, Any], heads: int) -> Any:
 
 
 def fewest(session: Any, feeds: dict[str, Any]) -> float:
-    """Milliseconds of the fastest of many runs."""
+    """Return milliseconds of the fastest of many runs."""
     taken, end = list[float](), time.perf_counter() + 0.5
     while time.perf_counter() < end or len(taken) < 5:
         began = time.perf_counter()
@@ -103,20 +103,20 @@ def fewest(session: Any, feeds: dict[str, Any]) -> float:
 
 def main() -> None:
     """Print the table."""
-    said = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    said.add_argument("--threads", type=int, default=1)
+    text = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    text.add_argument("--threads", type=int, default=1)
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = said.parse_args().threads, 4
+    options.intra_op_num_threads, options.log_severity_level = text.parse_args().threads, 4
     print(f"ONNX Runtime {onnxruntime.__version__}: milliseconds (error) of opset 27, its own operator, the plain form")
     for name, sizes in SIZES.items():
         for length in (1, 16, 64):
             standard, row = graph(*sizes, length), []
             feeds = drawn(standard, sizes[1])
             wanted = recurrence(feeds, sizes[1])
-            for made in (standard, graph(*sizes, length, own=True), plain(standard)):
+            for result in (standard, graph(*sizes, length, own=True), plain(standard)):
                 try:
-                    session = onnxruntime.InferenceSession(made.SerializeToString(), options)
-                except Exception:  # this version does not know it
+                    session = onnxruntime.InferenceSession(result.SerializeToString(), options)
+                except Exception:  # this version of ONNX Runtime lacks the operator
                     row.append("–")
                     continue
                 error = np.abs(session.run(None, feeds)[0] - wanted).max() / np.abs(wanted).max()

@@ -28,7 +28,7 @@ MEGABYTE = 1e6
 
 
 def speeds(path: Path, threads: int, seconds: float) -> tuple[Row, ...]:
-    """Decode and prefill at full speed and lean, in turns."""
+    """Time decoding and prefill, at full speed and lean, in turns."""
     both = []
     for name in ("full speed", "lean"):
         model = txl_runtime.load(path, threads=threads, lean=name == "lean")

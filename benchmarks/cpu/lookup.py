@@ -38,7 +38,7 @@ from benchmarks.shared.results import finish, parser
 from benchmarks.shared.tables import Table, log
 
 PROMPT, NEW, DRAFT = 1024, 512, 4
-"""Tokens of a prompt, drawn tokens of a turn, most tokens of a draft."""
+"""Numbers of tokens: of a prompt, drawn in a turn, at most in a draft."""
 How = dict[str, Any]
 DRAWS: dict[str, How] = {
     "0": {"temperature": 0.0},
@@ -50,7 +50,7 @@ LARGE = shape(12, 512, 8, 64, 2048, 204)
 
 
 class Noted(lookup.Pace):
-    """A pace that notes each run: whether it was a draft, and the tokens that it yielded."""
+    """A pace that notes for each run whether it was a draft, and the number of tokens that it yielded."""
 
     runs: ClassVar[Counter[tuple[bool, int]]] = Counter()
 
@@ -60,7 +60,7 @@ class Noted(lookup.Pace):
 
 
 def text_of(model: Model, text: Path) -> Ids:
-    """Return the token ids of a file, int32 [n]."""
+    """Return the token ids of a file, int32 [n], e.g. [17, 4, 9]."""
     if text.suffix == ".npy":
         return np.asarray(np.load(text), np.int32)
     vocabulary = model.vocabulary
@@ -70,16 +70,16 @@ def text_of(model: Model, text: Path) -> Ids:
 
 
 def drawn(stream: Stream, prompt: Ids, number: int, seed: int, most: int, how: How) -> tuple[list[int], float]:
-    """Return `number` tokens after the prompt and the seconds of processors of all but the first."""
+    """Draw `number` tokens after the prompt, e.g. 512; return them, and the processor seconds of all but the first."""
     stream.reset()
     tokens = stream.generate(prompt, number, seed=seed, lookup=most, **how)
-    found, began = [int(next(tokens)[0])], time.process_time()
-    found += [int(token[0]) for token in tokens]
-    return found, time.process_time() - began
+    results, began = [int(next(tokens)[0])], time.process_time()
+    results += [int(token[0]) for token in tokens]
+    return results, time.process_time() - began
 
 
 def gains(name: str, model: Model, text: Ids, turns: int, number: int, table: Table) -> dict[str, Any]:
-    """Add a row for each way to draw."""
+    """Add a row to the table for each way to draw, e.g. 512 tokens at temperature 1."""
     stream, every = model.stream(1), dict[str, Any]()
     prompts = [text[at : at + PROMPT] for at in np.linspace(0, len(text) - PROMPT, turns).astype(int)]
     for said, how in DRAWS.items():
@@ -87,11 +87,11 @@ def gains(name: str, model: Model, text: Ids, turns: int, number: int, table: Ta
         times: dict[int, list[float]] = {0: [], DRAFT: []}
         same = 0
         for turn, prompt in enumerate(prompts):
-            found = {}
+            results = {}
             for most in (0, DRAFT) if turn % 2 else (DRAFT, 0):
-                found[most], took = drawn(stream, prompt, number, turn, most, how)
+                results[most], took = drawn(stream, prompt, number, turn, most, how)
                 times[most].append(took)
-            same += next((i for i in range(number) if found[0][i] != found[DRAFT][i]), number)
+            same += next((i for i in range(number) if results[0][i] != results[DRAFT][i]), number)
         runs = Noted.runs.total()
         yielded = sum(steps * count for (_, steps), count in Noted.runs.items())
         of = {steps: count for (draft, steps), count in Noted.runs.items() if draft}
@@ -110,17 +110,19 @@ def gains(name: str, model: Model, text: Ids, turns: int, number: int, table: Ta
 
 
 def row(stream: Stream, past: Ids, singly: bool) -> Floats:
-    """Return the log-probabilities after `past`, [V], whose last 5 tokens ran as steps or as one segment."""
+    """Return log-probabilities after `past`, [V], e.g. [256]; its last 5 tokens run as single steps or as one
+    segment.
+    """
     stream.reset()
     stream.feed(past[None, :-5], last=True)
     parts = [past[None, i : i + 1] for i in range(len(past) - 5, len(past))] if singly else [past[None, -5:]]
     for part in parts:
-        found = stream.step(part)
-    return np.asarray(found[0, -1])
+        result = stream.step(part)
+    return np.asarray(result[0, -1])
 
 
 def equal(name: str, model: Model, text: Ids, number: int, table: Table) -> dict[str, Any]:
-    """Add a row for the greedy tokens, and one for those drawn at temperature 1."""
+    """Add a row for the greedy tokens, and one for tokens drawn at temperature 1."""
     stream, every = model.stream(1), dict[str, Any]()
     for said in ("0", "1"):
         past, same, places = text[:PROMPT], 0, []
@@ -134,7 +136,8 @@ def equal(name: str, model: Model, text: Ids, number: int, table: Table) -> dict
             if apart < left:
                 steps, segment = row(stream, past[:-1], True), row(stream, past[:-1], False)
                 one, two = float(steps[plain[apart]]), float(steps[guessed[apart]])
-                draws = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(0,)))  # as a `Sampler` has it
+                # the same random numbers as a `Sampler`
+                draws = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(0,)))
                 shares = np.cumsum(np.exp(steps)) / np.exp(steps).sum()
                 border = float(np.abs(shares - draws.random(apart + 1)[-1]).min()) if said == "1" else abs(one - two)
                 places.append(
@@ -152,44 +155,44 @@ def equal(name: str, model: Model, text: Ids, number: int, table: Table) -> dict
 
 
 def cost(path: Path, threads: int, rounds: int) -> dict[int, list[float]]:
-    """Return the seconds of processors of a step and of a segment of 5, in turns, with a full memory."""
+    """Return processor seconds of a step and of a segment of 5, timed in turns with full memory."""
     model = txl_runtime.load(path, threads=threads)
     stream, prompt = model.stream(1), random_tokens(model.manifest.config.vocab_size, (1, 64))
     for _ in range(model.manifest.memory_length // 64 + 1):
         stream.feed(prompt, last=True)
-    found: dict[int, list[float]] = {1: [], 5: []}
+    results: dict[int, list[float]] = {1: [], 5: []}
     for turn in range(rounds):
         for length in (1, 5) if turn % 2 else (5, 1):
-            for _ in range(2):  # once more, as the caches are this program's then
+            for _ in range(2):  # twice: after the first call the caches hold this program's data
                 began = time.process_time()
                 stream.run({"tokens": prompt[:, :length]}, commit=False)
                 took = time.process_time() - began
-            found[length].append(took)
-    return found
+            results[length].append(took)
+    return results
 
 
 def costs(options: argparse.Namespace, table: Table) -> dict[str, Any]:
-    """Add a row for each precision."""
+    """Add a row to the table for each precision."""
     every: dict[str, object] = {}
     for precision in ("fp32", "int8"):
         with tempfile.TemporaryDirectory() as folder:
             values, memory = (TINY, 16) if options.quick else (LARGE, 640)
             path = random_bundle(Path(folder, "bundle"), values, [64, 5, 1], memory, precision=precision)
-            found = cost(path, options.threads, 2 if options.quick else 80)
-        ratio = statistics.median(np.divide(found[5], found[1]).tolist())
-        table.add(precision, *(f"{1e3 * statistics.median(found[length]):.2f}" for length in (1, 5)), f"{ratio:.2f}")
-        every[precision] = found
+            result = cost(path, options.threads, 2 if options.quick else 80)
+        ratio = statistics.median(np.divide(result[5], result[1]).tolist())
+        table.add(precision, *(f"{1e3 * statistics.median(result[length]):.2f}" for length in (1, 5)), f"{ratio:.2f}")
+        every[precision] = result
     return every
 
 
 def main() -> None:
     """Measure what was asked for and print the table."""
-    made = parser(__doc__, seconds=None)
-    made.add_argument("--case", nargs=3, action="append", default=[], metavar=("NAME", "BUNDLE", "TEXT"))
-    made.add_argument("--turns", type=int, default=8, help=f"of {NEW} tokens each, default 8")
-    made.add_argument("--equal", type=int, metavar="NUMBER", help="compare so many tokens instead")
-    made.add_argument("--cost", action="store_true", help="time segments of 5 beside steps instead")
-    options = made.parse_args()
+    option_parser = parser(__doc__, seconds=None)
+    option_parser.add_argument("--case", nargs=3, action="append", default=[], metavar=("NAME", "BUNDLE", "TEXT"))
+    option_parser.add_argument("--turns", type=int, default=8, help=f"of {NEW} tokens each, default 8")
+    option_parser.add_argument("--equal", type=int, metavar="NUMBER", help="compare so many tokens instead")
+    option_parser.add_argument("--cost", action="store_true", help="time segments of 5 beside steps instead")
+    options = option_parser.parse_args()
     lookup.Pace = Noted  # type: ignore[misc]
     every: dict[str, object] = {}
     if options.cost:

@@ -40,10 +40,10 @@ def packaged(bundle: Path, folder: Path, length: int, generated: bool) -> Step:
     if not folder.exists():
         kept = (lambda *given: None) if generated else packed_step
         with mock.patch.object(package, "packed_step", kept):
-            made = package.package_c(bundle, folder, name="m", lengths=(length,), batch_size=1, weights_file=True)
-        print(f"{folder.name}: {made.verified}", file=sys.stderr)
-    found = re.search(r"^CFLAGS = (.*)$", (folder / "Makefile").read_text(), re.MULTILINE)
-    flags = shlex.split(found[1]) if found else []
+            result = package.package_c(bundle, folder, name="m", lengths=(length,), batch_size=1, weights_file=True)
+        print(f"{folder.name}: {result.verified}", file=sys.stderr)
+    match = re.search(r"^CFLAGS = (.*)$", (folder / "Makefile").read_text(), re.MULTILINE)
+    flags = shlex.split(match[1]) if match else []
     library = folder.with_suffix(".so")
     command = [*find_compiler(), *flags, "-std=c99", "-shared", "-fPIC", str(folder / "m.c"), "-o", str(library)]
     subprocess.run([*command, "-lm"], check=True)

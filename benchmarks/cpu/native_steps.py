@@ -71,9 +71,9 @@ def step_bytes(name: str, model: txl_runtime.Model) -> float:
 def measure(
     ways: list[tuple[str, Path, str]], threads: int, rounds: int
 ) -> tuple[dict[tuple[str, int], list[float]], dict[str, float]]:
-    """Return seconds by way and length, and those in which memory would deliver a decode step's bytes, by way.
+    """Return seconds by way and length, and by way the seconds in which memory would deliver a decode step's bytes.
 
-    Seconds are of the clock, and with the length negative of all threads' processor time.
+    Seconds of wall time have the length as their key; processor seconds of all threads have the negative length.
     """
     models = {name: txl_runtime.load(path, backend, threads=threads) for name, path, backend in ways}
     streams, rng = {name: model.stream() for name, model in models.items()}, np.random.default_rng(0)
@@ -81,7 +81,7 @@ def measure(
     words, longest, memory = first.vocab_size or 1, first.segment_lengths[0], first.memory_length or 0
     for stream in streams.values():
         stream.feed(rng.integers(0, words, (1, memory + longest)))
-    found: dict[tuple[str, int], list[float]] = {}
+    results: dict[tuple[str, int], list[float]] = {}
     bandwidth = HostBandwidth(threads)
     for _ in range(rounds):
         bandwidth.measure()
@@ -92,10 +92,10 @@ def measure(
                     began, spent = time.perf_counter(), time.process_time()
                     stream.step(tokens)
                     clock, processor = time.perf_counter() - began, time.process_time() - spent
-                    found.setdefault((name, length), []).append(clock)
-                    found.setdefault((name, -length), []).append(processor)
+                    results.setdefault((name, length), []).append(clock)
+                    results.setdefault((name, -length), []).append(processor)
     speed = 1e9 * (bandwidth.gb_per_second or 0)
-    return found, {name: step_bytes(name, model) / speed for name, model in models.items()}
+    return results, {name: step_bytes(name, model) / speed for name, model in models.items()}
 
 
 def table(found: dict[tuple[str, int], list[float]], floors: dict[str, float], threads: int) -> str:

@@ -44,27 +44,27 @@ def main() -> None:
     parser.add_argument("--mean", type=int, default=2000, help="bytes of a document")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--beside", help="a command with the word `score` in it")
-    given = parser.parse_args()
+    options = parser.parse_args()
     own = [sys.executable, "-m", "txl_deploy", "score"]
     commands = {f"--jobs {jobs}": [*own, "--threads", "1", "--jobs", str(jobs), "--json"] for jobs in (1, 2)}
-    if given.beside:
-        commands[given.beside] = shlex.split(given.beside)
+    if options.beside:
+        commands[options.beside] = shlex.split(options.beside)
     walls, used = ({name: list[float]() for name in commands} for _ in range(2))
     with tempfile.TemporaryDirectory() as folder:
         corpus = Path(folder) / "corpus.jsonl"
-        documents(given.text.read_bytes()[: given.bytes], corpus, given.mean)
-        for turn in range(given.rounds):
+        documents(options.text.read_bytes()[: options.bytes], corpus, options.mean)
+        for turn in range(options.rounds):
             for name in sorted(commands, reverse=bool(turn % 2)):
                 at = commands[name].index("score") + 1
-                command = [*commands[name][:at], str(given.bundle), str(corpus), *commands[name][at:]]
+                command = [*commands[name][:at], str(options.bundle), str(corpus), *commands[name][at:]]
                 before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
                 done = subprocess.run(command, check=True, capture_output=True)
                 after = resource.getrusage(resource.RUSAGE_CHILDREN)
                 walls[name].append(time.monotonic() - began)
                 used[name].append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
                 scored = json.loads(done.stdout)["scored_tokens"]
-                said = f"{walls[name][-1]:6.1f} s, {used[name][-1]:6.1f} s of processors, {scored} tokens"
-                print(f"{said}, load {os.getloadavg()[0]:.1f}: {name}", flush=True)
+                text = f"{walls[name][-1]:6.1f} s, {used[name][-1]:6.1f} s of processors, {scored} tokens"
+                print(f"{text}, load {os.getloadavg()[0]:.1f}: {name}", flush=True)
     for name in commands:
         wall, processors = statistics.median(walls[name]), statistics.median(used[name])
         print(f"median {wall:.1f} s (best {min(walls[name]):.1f}), {processors:.1f} s of processors: {name}")

@@ -46,24 +46,24 @@ def measure(models: dict[str, Model], sequences: int, rounds: int) -> dict[str, 
         for _ in range(first.manifest.memory_length // PROMPT + 1):
             stream.feed(prompt, last=True)
     works = {"token": prompt[:, :1], "prompt": prompt}
-    found: dict[str, dict[str, list[float]]] = {work: {name: [] for name in models} for work in works}
+    results: dict[str, dict[str, list[float]]] = {work: {name: [] for name in models} for work in works}
     for work, tokens in works.items():
         for turn in range(rounds if work == "token" else max(3, rounds // 8)):
             for name in list(models)[:: 1 if turn % 2 else -1]:
-                streams[name].feed(tokens, last=True)  # the caches are this bundle's again
+                streams[name].feed(tokens, last=True)  # not timed: fills the caches with this bundle's weights
                 began = time.process_time()
                 streams[name].feed(tokens, last=True)
-                found[work][name].append((time.process_time() - began) * 1e3)
-    return found
+                results[work][name].append((time.process_time() - began) * 1e3)
+    return results
 
 
 def main() -> None:
     """Export, measure and print the tables."""
-    made = parser(__doc__, seconds=None, several_threads=False)
-    made.add_argument("--only", nargs="+", choices=MODELS, default=list(MODELS), metavar="NAME")
-    made.add_argument("--longest", type=int, nargs="+", default=[64, 16], metavar="L", help="default 64 16")
-    made.add_argument("--rounds", type=int, default=60)
-    options = made.parse_args()
+    option_parser = parser(__doc__, seconds=None, several_threads=False)
+    option_parser.add_argument("--only", nargs="+", choices=MODELS, default=list(MODELS), metavar="NAME")
+    option_parser.add_argument("--longest", type=int, nargs="+", default=[64, 16], metavar="L", help="default 64 16")
+    option_parser.add_argument("--rounds", type=int, default=60)
+    options = option_parser.parse_args()
     rows, every = [], {}
     for name in options.only:
         values, memory, batch, precision = (TINY, 16, 2, "fp32") if options.quick else MODELS[name]
@@ -83,9 +83,9 @@ def main() -> None:
                     models[f"L {longest} again"] = txl_runtime.load(path, threads=options.threads)
             for sequences in sorted({1, batch}):
                 log(f"{name}, {sequences} of {batch} sequences")
-                found = measure(models, sequences, 2 if options.quick else options.rounds)
-                every[f"{name}, {sequences}"] = found
-                for work, times in found.items():
+                result = measure(models, sequences, 2 if options.quick else options.rounds)
+                every[f"{name}, {sequences}"] = result
+                for work, times in result.items():
                     base = next(iter(times.values()))
                     ratios = [statistics.median(np.divide(of, base).tolist()) for of in times.values()]
                     shown = [f"{ratio:.2f}" for ratio in ratios[1:]]

@@ -30,9 +30,9 @@ from typing import IO
 INDEX, FORMAT = "index.json", "txl-deploy.pieces.1"
 MIB = 2**20
 LEADS_OUT = re.compile(r"(^|/)\.\.(/|$)|^/|[\\:\0]|^$")
-"""Names of files that are not below the folder they are put into, on any system."""
+"""Matches names of files that lie outside the folder they are unpacked into, on any system."""
 MODULES = re.compile(r"^[^/]+\.data/(?:purelib|platlib)/")
-"""The folders of a wheel's modules; the others hold scripts and headers, which nobody imports."""
+"""Matches a wheel's folders of modules; its other folders hold scripts and headers, which no import needs."""
 
 
 FATBIN, IMAGE = struct.Struct("<IHHQ"), struct.Struct("<HHIQ12xI")
@@ -46,8 +46,8 @@ class CarryError(Exception):
 
 
 def without_others(library: bytes, sm: int) -> bytes:
-    """A library whose images for other GPUs are zeros, where a set has one for this GPU; all stays where it was."""
-    found, magic, at = bytearray(library), struct.pack("<I", MAGIC), 0
+    """Return a library in which images for other GPUs are zeros if the set has one for this GPU; nothing moves."""
+    result, magic, at = bytearray(library), struct.pack("<I", MAGIC), 0
     while (at := library.find(magic, at)) >= 0:
         _, version, header, size = FATBIN.unpack_from(library.ljust(at + HEADER), at)
         end, place, images = at + HEADER + size, at + HEADER, list[tuple[int, int, int]]()
@@ -61,8 +61,8 @@ def without_others(library: bytes, sm: int) -> bytes:
         if sm in {capability for capability, _, _ in images}:
             for capability, start, content in images:
                 if capability != sm:
-                    found[start : start + content] = bytes(content)
-    return bytes(found)
+                    result[start : start + content] = bytes(content)
+    return bytes(result)
 
 
 def split(sources: Sequence[Path], folder: Path, most: int, sm: int | None = None) -> int:
@@ -104,12 +104,12 @@ def split(sources: Sequence[Path], folder: Path, most: int, sm: int | None = Non
 
 
 def join(folder: Path, site: Path) -> int:
-    """Put what was split into `site`, once all of it is there and right; the number of files."""
+    """Put what was split into `site`, once all pieces are there and right; return the number of files."""
     try:
-        told = json.loads((folder / INDEX).read_text())
-        if told["format"] != FORMAT:
-            raise ValueError(told["format"])
-        pieces = {_below(name): str(sha256) for name, sha256 in told["pieces"].items()}
+        facts = json.loads((folder / INDEX).read_text())
+        if facts["format"] != FORMAT:
+            raise ValueError(facts["format"])
+        pieces = {_below(name): str(sha256) for name, sha256 in facts["pieces"].items()}
     except FileNotFoundError:
         raise CarryError(f"{folder} has no {INDEX}, expected what `split` wrote; carry it here, too") from None
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -160,7 +160,7 @@ def _below(name: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Split or join; 2 where that cannot be done."""
+    """Read the command line; split or join, and return 2 if that is not possible."""
     options = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     verbs = options.add_subparsers(dest="verb", required=True)
     cut, joined = verbs.add_parser("split", help="cut files"), verbs.add_parser("join", help="put them together")

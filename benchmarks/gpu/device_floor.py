@@ -33,7 +33,7 @@ DEVICES = {
     "Jetson AGX Orin": 204.8,
     "Jetson Orin Nano Super": 102.0,
 }
-"""GB/s."""
+"""Stated memory speed by device, in GB/s."""
 MODELS = {"12 layers, d_model 512, M 640": DEEP, "enwik8-24, M 3800": PUBLISHED["enwik8-24"][:2]}
 Least = tuple[dict[str, int], int]
 """The bytes that a step reads, by their kind, and the number of its kernels."""
@@ -81,8 +81,8 @@ def main(least: Callable[[dict[str, Any], int, Path], Least] = least_of) -> int:
     arguments = parser(__doc__, seconds=None).parse_args()
     models = {"tiny": (TINY, 16)} if arguments.quick else MODELS
     with tempfile.TemporaryDirectory() as folder:
-        found = {title: least(values, memory, Path(folder)) for title, (values, memory) in models.items()}
-    tables = tables_of(found)
+        results = {title: least(values, memory, Path(folder)) for title, (values, memory) in models.items()}
+    tables = tables_of(results)
     finish("device_floor", arguments, tables, [dataclasses.asdict(table) for table in tables])
     return 0
 

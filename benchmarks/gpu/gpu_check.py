@@ -42,39 +42,39 @@ OWN = [ROOT, ROOT / "export", ROOT / "runtime"]
 ENGINES = ("cuda", "tensorrt", "rtx", "torch", "torch-compiled")
 REHEARSAL = "cpu"
 NAMED = (REHEARSAL, "torch-autotuned", "rtx-alone", "rtx-own", "rtx-int8", "rtx-fp8", "rtx-int4")
-"""Run only when they are named."""
+"""Items that run only if they are named."""
 PRECISIONS = ("fp32", "fp16", "bf16")
 INTERRUPTED = 130
 BUDGET = 570.0
-"""Seconds of a first contact: it is over within ten minutes, also where a process has to be ended."""
+"""Seconds for a first contact: less than ten minutes, even if a process has to be ended."""
 OF_ENGINES = ("quick", "batch", "precision", "update", "vocabulary", "memory", "segments", "seconds")
-"""Options that a first contact has no use for."""
+"""Options that have no meaning in a first contact."""
 
 
 def environment_of(site: Path | None) -> dict[str, str]:
-    """The environment of child processes: carried packages first, then the project's own, then what is installed.
+    """Return the environment of child processes: carried packages first, then the project's own, then installed ones.
 
-    Libraries are looked for in every folder of `site` that has some, as packages of NVIDIA's are spread over many.
+    Every folder of `site` with libraries is searched for libraries, because NVIDIA's packages are spread over many.
     """
     carried = [] if site is None else [site.resolve()]
     libraries = [] if site is None else sorted({file.parent.resolve() for file in site.rglob("*.so*")})
-    found = dict(os.environ)
+    results = dict(os.environ)
     for name, folders in (("PYTHONPATH", [*carried, *OWN]), ("LD_LIBRARY_PATH", libraries)):
-        before = [part for part in found.get(name, "").split(os.pathsep) if part]
+        before = [part for part in results.get(name, "").split(os.pathsep) if part]
         if folders:
-            found[name] = os.pathsep.join([*map(str, folders), *before])
-    return found
+            results[name] = os.pathsep.join([*map(str, folders), *before])
+    return results
 
 
 def count(text: str) -> int:
-    """A number of things of which there is at least one."""
+    """Read a whole number of at least 1."""
     if int(text) < 1:
         raise argparse.ArgumentTypeError(f"is {text}, expected at least 1")
     return int(text)
 
 
 def seconds(text: str) -> float:
-    """A duration."""
+    """Read a duration in seconds."""
     if not 0 <= float(text) < math.inf:
         raise argparse.ArgumentTypeError(f"is {text}, expected seconds from 0 on")
     return float(text)
@@ -82,39 +82,61 @@ def seconds(text: str) -> float:
 
 def options() -> argparse.ArgumentParser:
     """Return the parser of all options."""
-    made = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    made.add_argument("--quick", action="store_true", help="tiny shapes: proves that it runs, measures nothing")
-    made.add_argument("--bundle", type=Path, help="take this bundle, with its own B, instead of random models")
-    made.add_argument("--batch", type=count, nargs="+", default=[1, 8, 32], help="of random models (default 1 8 32)")
-    made.add_argument("--precision", nargs="+", choices=PRECISIONS, default=["fp32"], help="of them (default fp32)")
-    made.add_argument("--engine", nargs="+", choices=(*ENGINES, *NAMED), help="which to run (of a --bundle: all)")
-    made.add_argument("--update", choices=("ring", "rolled"), help="of the engines' memory (default: the target's)")
-    made.add_argument(
+    option_parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    option_parser.add_argument(
+        "--quick", action="store_true", help="tiny shapes: proves that it runs, measures nothing"
+    )
+    option_parser.add_argument("--bundle", type=Path, help="take this bundle, with its own B, instead of random models")
+    option_parser.add_argument(
+        "--batch", type=count, nargs="+", default=[1, 8, 32], help="of random models (default 1 8 32)"
+    )
+    option_parser.add_argument(
+        "--precision", nargs="+", choices=PRECISIONS, default=["fp32"], help="of them (default fp32)"
+    )
+    option_parser.add_argument(
+        "--engine", nargs="+", choices=(*ENGINES, *NAMED), help="which to run (of a --bundle: all)"
+    )
+    option_parser.add_argument(
+        "--update", choices=("ring", "rolled"), help="of the engines' memory (default: the target's)"
+    )
+    option_parser.add_argument(
         "--vocabulary", type=count, default=204, help="of the random models; adaptive softmax from 20001 on"
     )
-    made.add_argument("--memory", type=count, default=640, metavar="M", help="rows of their memory (default 640)")
-    made.add_argument("--segments", type=count, default=12, help="of the verification's longest chain (default 12)")
-    made.add_argument("--seconds", type=seconds, default=2.0, help="of timing, per engine and kind of work (default 2)")
-    made.add_argument("--budget", type=seconds, metavar="SECONDS", help="what does not fit is listed as not run")
-    made.add_argument("--site", type=Path, metavar="FOLDER", help="packages and libraries that were carried here")
-    made.add_argument("--bundles", type=Path, metavar="FOLDER", help="keep random models here (default OUT/bundles)")
-    made.add_argument("--prepare", action="store_true", help="export the random models, and no more")
-    made.add_argument("--out", type=Path, metavar="FOLDER", default=Path("gpu-check"), help="results go here")
-    return made
+    option_parser.add_argument(
+        "--memory", type=count, default=640, metavar="M", help="rows of their memory (default 640)"
+    )
+    option_parser.add_argument(
+        "--segments", type=count, default=12, help="of the verification's longest chain (default 12)"
+    )
+    option_parser.add_argument(
+        "--seconds", type=seconds, default=2.0, help="of timing, per engine and kind of work (default 2)"
+    )
+    option_parser.add_argument(
+        "--budget", type=seconds, metavar="SECONDS", help="what does not fit is listed as not run"
+    )
+    option_parser.add_argument(
+        "--site", type=Path, metavar="FOLDER", help="packages and libraries that were carried here"
+    )
+    option_parser.add_argument(
+        "--bundles", type=Path, metavar="FOLDER", help="keep random models here (default OUT/bundles)"
+    )
+    option_parser.add_argument("--prepare", action="store_true", help="export the random models, and no more")
+    option_parser.add_argument("--out", type=Path, metavar="FOLDER", default=Path("gpu-check"), help="results go here")
+    return option_parser
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The options, as far as they agree with each other; `first` where this is a first contact."""
-    made = options()
-    given = made.parse_args(arguments)
+    """Return the options after checking that they agree; `first` is True for a first contact."""
+    option_parser = options()
+    given = option_parser.parse_args(arguments)
     if given.site is not None and not given.site.is_dir():
-        made.error(f"--site is {given.site}, expected a folder")
+        option_parser.error(f"--site is {given.site}, expected a folder")
     if given.prepare and given.bundle is not None:
-        made.error("--prepare exports random models and --bundle is exported already: leave out one of them")
+        option_parser.error("--prepare exports random models and --bundle is exported already: leave out one of them")
     given.first = given.engine is None and given.bundle is None and not given.prepare
     for name in OF_ENGINES if given.first else ():
-        if getattr(given, name) != made.get_default(name):
-            made.error(f"--{name} is of engines: name these too, e.g. --engine {' '.join(ENGINES)}")
+        if getattr(given, name) != option_parser.get_default(name):
+            option_parser.error(f"--{name} is of engines: name these too, e.g. --engine {' '.join(ENGINES)}")
     if given.first and given.budget is None:
         given.budget = BUDGET
     given.engine, given.out = given.engine or list(ENGINES), given.out.resolve()
@@ -122,7 +144,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run it; 1 where a step failed or was ended."""
+    """Run the check; return 1 if a step failed or was ended."""
     given = parsed(arguments)
     environment = environment_of(given.site)
     sys.path[:0] = environment["PYTHONPATH"].split(os.pathsep)
@@ -140,7 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     with writing("gpu_check"):
         write_page(runner.outcomes, given)
-        shutil.rmtree(given.out / "steps", ignore_errors=True)  # an archive is of one run
+        shutil.rmtree(given.out / "steps", ignore_errors=True)  # the archive holds one run only
         (given.out / "steps").mkdir()
         write_machine(given.out)
     stopped = False
@@ -160,9 +182,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"all results: {pack(given.out)}", file=sys.stderr)
     if stopped:
         return INTERRUPTED
-    return int(any(found.state in (FAILED, ENDED) for outcome in runner.outcomes for found in outcome.found))
+    return int(any(step.state in (FAILED, ENDED) for outcome in runner.outcomes for step in outcome.found))
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # of `timeout`, and of whoever lent the machine
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # sent by `timeout`, or by the owner of the machine
     sys.exit(main())

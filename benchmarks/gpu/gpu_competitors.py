@@ -33,7 +33,7 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 """The dtype of PyTorch's model beside a bundle of each precision; log-probabilities are float32."""
 EAGER, RELEASED = "torch", "torch-released"
 MODES = {"torch-compiled": "reduce-overhead", "torch-autotuned": "max-autotune"}
-"""Forms that torch.compile makes, and its mode: both use CUDA graphs, and the second tries many kernels first."""
+"""Forms that torch.compile makes, with its mode: both use CUDA graphs, and the second tries many kernels first."""
 COMPARED = 3
 """Steps of one token that are compared: CUDA graphs run from the third call on."""
 
@@ -42,17 +42,17 @@ class TorchOnGpu:
     """PyTorch on a GPU, as a competitor.
 
     Args:
-        bundle: of a precision of `DTYPES`.
+        bundle: the bundle, whose precision is in `DTYPES`.
         form: `EAGER`, `RELEASED`, or one of `MODES`.
         device: "cuda"; tests say "cpu" or "meta".
-        temperature, top_k: of draws.
+        temperature, top_k: options of draws.
     """
 
     def __init__(self, bundle: Bundle, form: str, device: str, temperature: float = 0.8, top_k: int = 50) -> None:
         m, self._device = bundle.manifest, torch.device(device)
         self._length, self._temperature, self._top_k = m.segment_lengths[0], temperature, min(top_k, m.vocab_size)
         self.name, self.precision = form, "fp32" if form == RELEASED else str(m.precision)
-        torch.backends.cuda.matmul.allow_tf32 = False  # the bundle's products of fp32 have no TF32 either
+        torch.backends.cuda.matmul.allow_tf32 = False  # the bundle does not use TF32 for fp32 products either
         weights = weights_of_bundle(bundle.file(m.weights), m)
         state = {name: tensor.to(self._device) for name, tensor in weights.items()}
         self.parts = GraphLayers(m.config, m.dialect, m.memory_length, state, DTYPES[self.precision])
@@ -65,51 +65,53 @@ class TorchOnGpu:
         self._ids: dict[torch.Size, Tensor] = {}
 
     def fill(self, tokens: NDArray[np.int32]) -> None:
-        """Segments until the memory is full."""
+        """Run segments, e.g. tokens [4, 64], until the memory is full."""
         for _ in range(-(-self.parts.memory_length // self._length)):
             self.logprobs(tokens[:, : self._length])
 
     def logprobs(self, tokens: NDArray[np.int32]) -> Array:
-        """int32 [B, T] → float32 [B, T, V]."""
+        """Return log-probabilities: int32 [B, T] → float32 [B, T, V], e.g. [4, 1] → [4, 1, 256]."""
         return self._answer(self.inner.distribution, tokens)
 
     def draw(self, tokens: NDArray[np.int32]) -> Array:
-        """int32 [B, T] → int32 [B], drawn from the most likely ids."""
+        """Draw from the most likely ids: int32 [B, T] → int32 [B], e.g. [4, 1] → [17, 4, 9, 2]."""
         return self._answer(self._drawn, tokens)
 
     def score(self, tokens: NDArray[np.int32]) -> Array:
-        """int32 [B, T] → nats of tokens[:, 1:], float32 [B, T-1]."""
+        """Return nats of tokens[:, 1:]: int32 [B, T] → float32 [B, T-1]."""
         return self._answer(self.inner.nats, tokens)
 
     def _drawn(self, tokens: Tensor) -> Tensor:
-        """The id whose share is largest when each is divided by an exponential draw: `multinomial` without a wait."""
+        """Return the id with the largest share after dividing each share by an exponential draw: `multinomial` without
+        a wait.
+        """
         log_probabilities = self.parts.log_probabilities(self.inner.segment(tokens)[:, -1])
-        found, ids = (log_probabilities / self._temperature).topk(self._top_k)
-        shares = found.softmax(dim=-1)
+        results, ids = (log_probabilities / self._temperature).topk(self._top_k)
+        shares = results.softmax(dim=-1)
         drawn = (shares / torch.empty_like(shares).exponential_()).argmax(dim=-1, keepdim=True)
         return ids.gather(1, drawn)[:, 0].int()
 
     @torch.inference_mode()
     def _answer(self, work: Work, tokens: NDArray[np.int32]) -> Array:
-        given = torch.from_numpy(tokens)
-        if given.shape not in self._ids:
-            self._ids[given.shape] = torch.empty(given.shape, dtype=given.dtype, device=self._device)
-            torch._dynamo.mark_static_address(self._ids[given.shape], guard=True)
-        ids = self._ids[given.shape]
-        ids.copy_(self._page_locked(given).copy_(given), non_blocking=True)
+        inputs = torch.from_numpy(tokens)
+        if inputs.shape not in self._ids:
+            self._ids[inputs.shape] = torch.empty(inputs.shape, dtype=inputs.dtype, device=self._device)
+            torch._dynamo.mark_static_address(self._ids[inputs.shape], guard=True)
+        ids = self._ids[inputs.shape]
+        ids.copy_(self._page_locked(inputs).copy_(inputs), non_blocking=True)
         torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         inner = self.inner
         return self._on_host(inner.answer(work, ids) if isinstance(inner, CompiledKeyValue) else work(ids))
 
-    def _on_host(self, found: Tensor) -> Array:
-        held = self._page_locked(found).copy_(found, non_blocking=True)
-        if found.is_cuda:
+    def _on_host(self, result: Tensor) -> Array:
+        held = self._page_locked(result).copy_(result, non_blocking=True)
+        if result.is_cuda:
             torch.cuda.current_stream(self._device).synchronize()
         array: Array = held.numpy().copy()
         return array
 
     def _page_locked(self, like: Tensor) -> Tensor:
-        """Memory of the host that the GPU copies from and to at full speed, kept for all calls of the same shape."""
+        """Return host memory that the GPU reads and writes at full speed; calls of the same shape share it."""
         kind = like.shape, like.dtype
         if kind not in self._locked:
             self._locked[kind] = torch.empty(
@@ -119,10 +121,11 @@ class TorchOnGpu:
 
 
 def compare(found: TorchOnGpu, expected: TorchOnGpu, tokens: NDArray[np.int32]) -> dict[str, float]:
-    """Fill both memories and take steps of one token: how far the log-probabilities are apart.
+    """Fill both memories with tokens, e.g. [4, 64], take steps of one token, and return the differences of
+    log-probabilities.
 
     Raises:
-        CheckError: they do not compute the same function, so timing would compare nothing.
+        CheckError: the two do not compute the same function, so timing would compare nothing.
     """
     for each in (found, expected):
         each.fill(tokens)

@@ -32,25 +32,25 @@ from txl_runtime.device.gpu import gpu_name
 from benchmarks.shared.idle import Idle
 
 NODES = (50, 123, 250)
-"""Nodes of a graph; 123 are the kernels of a step of 12 layers, as counted of TensorRT-RTX."""
+"""Numbers of nodes in a graph; 123 is the number of kernels in a step of 12 layers, as counted with TensorRT-RTX."""
 WARM_UP, CALLS = 20, 200
 
 
 def median_us(work: Callable[[], object], seconds: float = 0.0) -> float:
-    """Microseconds of a call."""
-    found: list[float] = []
+    """Return the median time of a call in microseconds."""
+    samples: list[float] = []
     for _ in range(WARM_UP):
         work()
     until = time.perf_counter() + seconds
-    while len(found) < CALLS or time.perf_counter() < until:
+    while len(samples) < CALLS or time.perf_counter() < until:
         started = time.perf_counter_ns()
         work()
-        found.append((time.perf_counter_ns() - started) / 1e3)
-    return float(np.median(found))
+        samples.append((time.perf_counter_ns() - started) / 1e3)
+    return float(np.median(samples))
 
 
 def host(path: Path, rule: str, recordable: bool, seconds: float) -> Mapping[str, Any]:
-    """A step's time where nothing is computed."""
+    """Time a step in which nothing is computed."""
 
     def open_idle(name: str, bundle: Bundle, update: str | None) -> DeviceBackend:
         states, device = bundle.manifest.states_of(rule), open_cuda()
@@ -71,7 +71,7 @@ def host(path: Path, rule: str, recordable: bool, seconds: float) -> Mapping[str
 
 
 def nodes() -> Mapping[str, Any]:
-    """Graphs of some sizes, replayed and waited for."""
+    """Time graphs of several sizes: launch and wait."""
     device = open_cuda()
     with device.current():
         queue, block = device.queue(), device.allocate(256)
@@ -94,7 +94,7 @@ def nodes() -> Mapping[str, Any]:
 
 
 def main() -> int:
-    """Run it; 1 where something failed."""
+    """Run the measurement; return 1 if a part failed."""
     options = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     options.add_argument("what", choices=("host", "nodes"))
     options.add_argument("--bundle", type=Path, help="whose steps they are, for host")

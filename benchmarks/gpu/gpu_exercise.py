@@ -48,8 +48,8 @@ class Exercise:
 
     Attributes:
         worst: largest difference, relative to max(1, largest value).
-        done: how often each kind of work was done.
-        wrapped: how often a sequence went around the end of its ring.
+        done: the number of times that each kind of work was done.
+        wrapped: the number of times that a sequence went around the end of its ring.
         recorded: per program and side, whether its steps are recorded.
     """
 
@@ -59,35 +59,35 @@ class Exercise:
     recorded: dict[str, str] = field(default_factory=dict)
 
     def compare(self, found: NDArray[Any], expected: NDArray[Any]) -> None:
-        """Keep the largest difference; NaN is the largest of all."""
+        """Keep the largest difference, e.g. of two arrays [4, 256]; NaN is larger than any number."""
         scale = max(1.0, float(np.abs(expected).max(initial=0)))
         difference = float(np.abs(found - expected).max(initial=0)) / scale
         self.worst = max(self.worst, difference if np.isfinite(difference) else np.inf)
 
 
 def exercise(model: Model, reference: Model, steps: int, seed: int) -> Exercise:
-    """Do the same random work with a stream of either model, the first of them on a device."""
-    found, draws = Exercise(), np.random.default_rng(seed)
+    """Do the same random work with a stream of each model, the first of which runs on a device."""
+    result, draws = Exercise(), np.random.default_rng(seed)
     ours, theirs = model.stream(), reference.stream()
     for index in range(steps):
         work = WORK[index % len(WORK)] if index < len(WORK) else str(draws.choice(WORK))
         heads = ours.loop.heads.copy()
         for mine, other in _do(work, model, ours, theirs, draws):
-            found.compare(mine, other)
-        found.done[work] += 1
+            result.compare(mine, other)
+        result.done[work] += 1
         if work not in ("reset", "select", "snapshot"):
-            found.wrapped += int((ours.loop.heads < heads).sum())
-        found.compare(ours.fill, theirs.fill)
+            result.wrapped += int((ours.loop.heads < heads).sum())
+        result.compare(ours.fill, theirs.fill)
     for name, rows in theirs.memory().items():
-        found.compare(ours.memory()[name], rows)
-    found.recorded = dict(getattr(ours.loop, "recorded", {}))
-    return found
+        result.compare(ours.memory()[name], rows)
+    result.recorded = dict(getattr(ours.loop, "recorded", {}))
+    return result
 
 
 def _do(
     work: str, model: Model, ours: Stream, theirs: Stream, draws: np.random.Generator
 ) -> list[tuple[NDArray[Any], NDArray[Any]]]:
-    """One piece of work on both streams; the results to compare."""
+    """Do one piece of work on both streams; return the results to compare."""
     b, longest = model.batch_size, model.segment_lengths[0]
     vocabulary = model.manifest.vocab_size
     tokens = draws.integers(0, vocabulary, (b, longest + 1)).astype(np.int32)
@@ -107,15 +107,15 @@ def _do(
         return []
     if work == "snapshot":
         kept = ours.snapshot()
-        ours.step(tokens[:, :longest])  # what is not to be seen afterwards
+        ours.step(tokens[:, :longest])  # results of this step must not show afterwards
         ours.restore(kept)
         return []
     if work == "score":
         return [(ours.score(tokens), theirs.score(tokens))]
     if work == "looked":
         name = next(entry.name for entry in model.manifest.inputs if entry.role == "tokens")
-        given = {name: tokens[:, :longest]}
-        mine, other = (stream.run(given, lengths=lengths, commit=False) for stream in (ours, theirs))
+        inputs = {name: tokens[:, :longest]}
+        mine, other = (stream.run(inputs, lengths=lengths, commit=False) for stream in (ours, theirs))
         return [(mine[key], other[key]) for key in other]
     if work == "one":
         return [(ours.step(tokens[:, :1]), theirs.step(tokens[:, :1]))]
@@ -125,18 +125,18 @@ def _do(
 
 
 def in_threads(model: Model, reference: Model, threads: int, steps: int) -> list[Exercise]:
-    """The same in several threads at once, each with a stream of its own.
+    """Do the work in several threads at once, each with a stream of its own.
 
     Raises:
-        CheckError: one of them ended early.
+        CheckError: a thread ended early.
     """
-    found: list[Exercise] = []
+    results: list[Exercise] = []
     errors: list[BaseException] = []
 
     def run(seed: int) -> None:
         try:
-            found.append(exercise(model, reference, steps, 100 + seed))
-        except Exception as error:  # told to the thread that waits
+            results.append(exercise(model, reference, steps, 100 + seed))
+        except Exception as error:  # raised again in the thread that waits
             errors.append(error)
 
     running = [threading.Thread(target=run, args=(seed,)) for seed in range(threads)]
@@ -146,11 +146,11 @@ def in_threads(model: Model, reference: Model, threads: int, steps: int) -> list
         thread.join()
     if errors:
         raise CheckError(f"{len(errors)} of {threads} threads ended early: {errors[0]!r}") from errors[0]
-    return found
+    return results
 
 
 def open_device(path: Path, backend: str, update: str) -> Model:
-    """The bundle on the GPU."""
+    """Open the bundle on the GPU."""
     if backend == "torch":
         model = txl_runtime.load(path, backend="cpu")
         model.backend = open_torch(model.bundle, open_cuda(), CudaPlace(), update)
@@ -160,7 +160,7 @@ def open_device(path: Path, backend: str, update: str) -> Model:
 
 
 def check(path: Path, backend: str, update: str, steps: int, threads: int) -> dict[str, object]:
-    """Everything with one backend and update rule, as figures.
+    """Check one backend and update rule, and return figures.
 
     Raises:
         CheckError: results are further from the CPU's than the limit.
@@ -178,7 +178,7 @@ def check(path: Path, backend: str, update: str, steps: int, threads: int) -> di
 
 
 def random_model(path: Path, quick: bool) -> Path:
-    """Export one, which needs packages that a bundle does not."""
+    """Export a random model; the export needs packages that running a bundle does not."""
     from benchmarks.shared.models import TINY, random_bundle, shape
 
     values = TINY if quick else shape(4, 256, 4, 64, 1024, 20000, cutoffs=(4000, 10000))

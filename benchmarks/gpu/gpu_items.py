@@ -39,19 +39,19 @@ STEPS = {
 }
 """The steps of each kind of item, in this order."""
 PRESENT = "it was there"
-"""The reason why a bundle is not exported."""
+"""The reason to give if a bundle is not exported because it exists."""
 INTERPRETER = ("torch", "onnx", "onnxruntime", "safetensors")
-"""Packages of programs that PyTorch interprets, and that ONNX Runtime runs on the CPU to compare."""
+"""Packages for programs that PyTorch interprets, and that ONNX Runtime runs on the CPU for comparison."""
 EXPORT = (*INTERPRETER, "onnx_ir", "onnxscript", "filelock")
 SANITIZER = "compute-sanitizer"
 SANITIZERS = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/cuda/bin"])
 """The folders in which the sanitizer is looked for."""
 REFUSED = 9
-"""Its exit status where it found errors."""
+"""Exit status of the sanitizer if it found errors."""
 PATIENCE = 5.0
-"""Seconds that a process has to end in when it is asked to."""
+"""Seconds that a process gets to end after it was asked to."""
 SHOWN = 4000
-"""Characters of what a process said that are shown when it has ended; its file has all of it."""
+"""Number of characters of an ended process's output that are shown; its file has all of them."""
 
 
 @dataclass(frozen=True)
@@ -59,15 +59,15 @@ class Item:
     """One process.
 
     Attributes:
-        kind: of `STEPS`, or "program": a script beside this file, which says itself what it does.
-        engine: what runs, "" for an export.
-        precision, batch: of the bundle.
+        kind: a key of `STEPS`, or "program" for a script beside this file, which reports its own steps.
+        engine: the engine that runs; "" for an export.
+        precision, batch: the bundle's precision and batch size.
         bundle: its folder.
-        title: of a program.
-        command: of a program: the script and its options.
+        title: the title of a program.
+        command: the command of a program: the script and its options.
         limit: seconds that it may take.
         needs: packages that it imports.
-        behind: it runs while the items before it do.
+        behind: True if it runs beside the items before it.
     """
 
     kind: str
@@ -89,7 +89,7 @@ class Item:
 
 @dataclass
 class Outcome:
-    """The steps of an item that ran; if it had no process, the reason."""
+    """The steps of an item that ran, or the reason why it has no process."""
 
     item: Item
     found: list[Found] = field(default_factory=list)
@@ -97,14 +97,14 @@ class Outcome:
 
     def step(self, name: str) -> Found | None:
         """One of its steps."""
-        return next((found for found in self.found if found.name == name), None)
+        return next((result for result in self.found if result.name == name), None)
 
 
 def plan(given: argparse.Namespace) -> list[Item]:
-    """All items in their order: small batches first, and what is exported before what runs it.
+    """Return all items in order: small batches first, and each export before the items that run it.
 
     Raises:
-        TxlError: the bundle that was given is none.
+        TxlError: the given path is no bundle.
     """
     if given.first:
         return _first_contact(given.bundles or given.out / "bundles")
@@ -118,8 +118,9 @@ def plan(given: argparse.Namespace) -> list[Item]:
         for precision in given.precision:
             size = f"{'quick-' if given.quick else ''}v{given.vocabulary}"
             size += f"-m{given.memory}" if given.memory != 640 else ""
-            rule = f"-{given.update}" if given.update else ""  # a bundle of its own, for verify takes the best there is
-            bundle = folder / f"{size}-{precision}-b{batch}{rule}.txl"  # the carried ones have such names
+            # a bundle for each rule, because verify takes the bundle's best one
+            rule = f"-{given.update}" if given.update else ""
+            bundle = folder / f"{size}-{precision}-b{batch}{rule}.txl"  # carried bundles have names of this form
             items.append(Item("export", "", precision, batch, bundle, needs=EXPORT))
             if not given.prepare:
                 items += [_item(engine, precision, batch, bundle) for engine in given.engine]
@@ -127,7 +128,9 @@ def plan(given: argparse.Namespace) -> list[Item]:
 
 
 def _first_contact(folder: Path) -> list[Item]:
-    """The most telling items first; all limits together fit ten minutes, and the export alone takes minutes."""
+    """Return the items that tell most first; their limits together fit ten minutes, though an export alone takes
+    minutes.
+    """
     tiny = {precision: folder / f"quick-v204-{precision}-b2.txl" for precision in ("fp32", "fp16")}
     fp32, fp16 = map(str, tiny.values())
     exercise = ("gpu_exercise.py", "--backend", "torch", "--threads", "4", "--bundle")
@@ -152,12 +155,12 @@ def _first_contact(folder: Path) -> list[Item]:
         large("engine", "rtx", 50),
         *(large("engine", engine, 25) for engine in ("rtx-alone", "cuda")),
         large("torch", "torch", 45),
-        large("torch", "torch-compiled", None),  # the rest
+        large("torch", "torch-compiled", None),  # the remaining items
     ]
 
 
 def target_of(engine: str) -> str:
-    """The backend of an engine that is run in another way than by default: what stands before the hyphen."""
+    """Return the backend of an engine's variant: the part before the hyphen."""
     return engine.partition("-")[0]
 
 
@@ -170,10 +173,10 @@ class Runner:
 
     Args:
         given: the options.
-        environment: of the processes.
+        environment: the environment of the processes.
 
     Attributes:
-        outcomes: of all items so far.
+        outcomes: the outcomes of all items so far.
     """
 
     def __init__(self, given: argparse.Namespace, environment: Mapping[str, str]) -> None:
@@ -184,7 +187,7 @@ class Runner:
         self.outcomes: list[Outcome] = []
 
     def begin(self) -> None:
-        """Start what runs while others do."""
+        """Start the processes that run beside others."""
         self._behind = {item: self._start(item) for item in self._left if item.behind and not self._obstacle(item)}
 
     def run(self, item: Item) -> Outcome:
@@ -202,7 +205,7 @@ class Runner:
         return outcome
 
     def leave_out(self, reason: str) -> None:
-        """Note that the items that are left are not run, and end what has begun of them."""
+        """Note that the remaining items are not run, and end their processes that have begun."""
         for process in self._behind.values():
             _end(process, signal.SIGTERM)
         self.outcomes += [Outcome(item, reason=reason) for item in self._left]
@@ -230,7 +233,7 @@ class Runner:
         exported = next(
             (other for other in self.outcomes if other.item.kind == "export" and other.item.bundle == item.bundle), None
         )
-        if exported is not None and not self._given.first and any(found.state != OK for found in exported.found):
+        if exported is not None and not self._given.first and any(step.state != OK for step in exported.found):
             return "its bundle was not exported"
         target = target_of(item.engine)
         if item.kind == "engine" and target in DEVICES:
@@ -243,11 +246,12 @@ class Runner:
         return ""
 
     def _copy(self, bundle: Path) -> None:
-        """A carried bundle, to where it is looked for: engines are built into the copy."""
+        """Copy a carried bundle to the place where items look for it: engines are built into the copy."""
         carried = CARRIED / bundle.name
         if carried.is_dir() and not bundle.exists():
             bundle.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=bundle.parent) as folder:  # all of it is there, or nothing
+            # renamed at the end, so that the bundle is whole or absent
+            with tempfile.TemporaryDirectory(dir=bundle.parent) as folder:
                 shutil.copytree(carried, Path(folder) / bundle.name).rename(bundle)
 
     @property
@@ -255,7 +259,9 @@ class Runner:
         return f"the budget of {self._given.budget:g} s was spent"
 
     def _limit(self, item: Item) -> float | None:
-        """Seconds that it may take. `rtx` also has those of what cannot run: nobody knows how long its kernels take."""
+        """Return an item's limit in seconds. `rtx` also gets the seconds of items that cannot run: its kernels may take
+        long.
+        """
         if item.engine != "rtx" or item.limit is None:
             return item.limit
         return item.limit + sum(other.limit or 0 for other in self._left if other != item and self._obstacle(other))
@@ -264,13 +270,15 @@ class Runner:
         return f"stopped: it took longer than {self._limit(item):g} s"
 
     def _steps(self, item: Item) -> Path:
-        """The file that the item's process writes its steps into."""
+        """Return the file into which the item's process writes its steps."""
         folder: Path = self._given.out / "steps"
         script = next((Path(word).stem for word in item.command if word.endswith(".py")), "")
         return folder / item.name / f"{script}.jsonl" if script else folder / f"{item.name}.jsonl"
 
     def _start(self, item: Item) -> subprocess.Popen[bytes]:
-        """Its process, in a group of its own: what it starts ends with it, and the terminal's Ctrl-C is told by us."""
+        """Start an item's process in a group of its own: its children end with it, and this process passes Ctrl-C
+        on.
+        """
         given, steps = self._given, self._steps(item)
         steps.unlink(missing_ok=True)
         steps.parent.mkdir(parents=True, exist_ok=True)
@@ -284,7 +292,8 @@ class Runner:
             command = [sys.executable, WORKER, item.kind, "--bundle", item.bundle, "--name", item.name]
             command += ["--engine", item.engine or "none", "--out", steps.parent]
             command += ["--vocabulary", given.vocabulary, "--memory", given.memory]
-            command += ["--segments", 0 if given.first else given.segments]  # a first contact verifies nothing large
+            # a first contact has no time for a long verification
+            command += ["--segments", 0 if given.first else given.segments]
             command += ["--seconds", given.seconds, "--update", given.update or "none"]
             command += ["--precision", item.precision, "--batch", item.batch, *(["--quick"] if given.quick else [])]
             spent = "" if given.budget is None else f"stopped: {self._spent}"
@@ -307,7 +316,7 @@ class Runner:
         try:
             rest = None if self._deadline is None else max(self._deadline - time.monotonic(), 0.1)
             code = process.wait(min((each for each in (rest, limit) if each is not None), default=None))
-            ended = "" if code == 0 else f"the process ended with {_said(code)}"
+            ended = "" if code == 0 else f"the process ended with {_status_words(code)}"
             if code == REFUSED and item.command[:1] == (SANITIZER,):
                 ended += f": {SANITIZER} found errors, which stand in the log"
         except subprocess.TimeoutExpired:
@@ -319,18 +328,18 @@ class Runner:
             ended = "interrupted"
             raise
         finally:
-            _kill(process)  # what it started may live on
+            _kill(process)  # its children may live on
             outcome.found = whole(item, read_found(self._steps(item)), ended)
             log = self._given.out / "steps" / f"{item.name}.log"
             print(log.read_text(errors="replace")[-SHOWN:], end="", file=sys.stderr, flush=True)
 
 
 def whole(item: Item, found: Sequence[Found], ended: str) -> list[Found]:
-    """All steps of an item: those that it noted, and the others with what became of the process."""
+    """Return all steps of an item: those it noted, and the others with what became of the process."""
     failed, steps = ended.startswith("the process ended"), list(found)
     if item.kind == "program":
-        told = any(step.state in (FAILED, ENDED) for step in steps)  # that is why it ended so
-        if ended and not told:
+        names = any(step.state in (FAILED, ENDED) for step in steps)  # the step explains the exit status
+        if ended and not names:
             steps.append(Found(item.name, FAILED if failed else ENDED, reason=ended))
         elif not steps:
             steps.append(Found(item.name, FAILED, reason="the process ended well and noted nothing"))
@@ -343,36 +352,37 @@ def whole(item: Item, found: Sequence[Found], ended: str) -> list[Found]:
             continue
         state = NOT_RUN if not (begun and ended) else FAILED if failed else ENDED
         steps.append(Found(name, state, reason=ended or "the process did not come to it"))
-        begun = False  # the first of them ended it
+        begun = False  # the interrupt ended the first unfinished step
         ended = "the process had ended" if failed else ended
     return steps
 
 
 def _end(process: subprocess.Popen[bytes], request: signal.Signals) -> None:
-    """Ask a process of this check to end, and end it and what it started where it does not.
+    """Ask a process of this check to end; kill it and its children if it does not.
 
-    One that hangs in the driver cannot be ended; nobody waits for it.
+    A process that hangs in the driver cannot be ended, and nobody waits for it.
     """
     for asked in (request, getattr(signal, "SIGKILL", signal.SIGTERM)):
         if process.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired, ProcessLookupError):
                 if os.name == "posix":
                     os.killpg(process.pid, asked)
-                elif asked != signal.SIGINT:  # which Windows has sent to all at the console, and nobody else can
+                # Windows has sent Ctrl-C to all processes at the console; others cannot send it
+                elif asked != signal.SIGINT:
                     process.terminate()
                 process.wait(PATIENCE)
     _kill(process)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End all of a process's group, which may be there without it."""
+    """End all processes of a process's group, which may outlive it."""
     if os.name == "posix":
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def _said(code: int) -> str:
-    """An exit status in words."""
+def _status_words(code: int) -> str:
+    """Describe an exit status in words."""
     if code >= 0:
         return f"code {code}"
     with contextlib.suppress(ValueError):

@@ -1,6 +1,6 @@
-"""Checks one after the other, each told at once: on the terminal, as a line of JSON in a file, on a page at the end.
+"""Runs checks one after the other, and reports each at once: on the terminal, in a file of JSON lines, and on a page.
 
-What has been found is on the disk before the next check starts, whatever ends the process.
+Each result is on the disk before the next check starts, so that it survives any end of the process.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ __all__ = [
 ]
 
 OK, FAILED, ENDED, NOT_RUN = "ok", "FAILED", "ended", "not run"
-"""`ENDED` is what a limit, the budget or somebody's Ctrl-C ended: nothing is known of it."""
+"""States of a check. `ENDED`: a limit, the budget or Ctrl-C ended it, so its result is unknown."""
 
 
 @dataclass
 class Found:
-    """One check.
+    """One check and its result.
 
     Attributes:
-        name: what was checked.
+        name: the check's name.
         state: `OK`, `FAILED`, `ENDED` or `NOT_RUN`.
-        seconds: how long it took.
-        figures: what was measured.
+        seconds: duration.
+        figures: measurements.
         reason: why it failed or was not run.
     """
 
@@ -58,9 +58,9 @@ def without_cuda(torch: Any) -> str:
 
 
 def said_of(found: Found) -> str:
-    """A check in one line."""
-    said = figures_of(found)
-    return f"{found.state:7} {found.name}{': ' if said else ''}{said}"
+    """Return one line about a check."""
+    text = figures_of(found)
+    return f"{found.state:7} {found.name}{': ' if text else ''}{text}"
 
 
 def figures_of(found: Found) -> str:
@@ -74,22 +74,22 @@ def _short(value: object) -> str:
 
 @contextmanager
 def writing(program: str) -> Iterator[None]:
-    """Begin a program's files: where they cannot be written, it ends with one line and status 2."""
+    """Begin a program's files; if they cannot be written, end the program with one line and status 2."""
     try:
         yield
     except OSError as error:
         place = error.filename or "its results"
-        said = f"{program}: cannot write {place}: {error.strerror}, expected --out FOLDER that can be written"
-        print(said, file=sys.stderr)
+        text = f"{program}: cannot write {place}: {error.strerror}, expected --out FOLDER that can be written"
+        print(text, file=sys.stderr)
         raise SystemExit(2) from None
 
 
 class Journal:
-    """The steps that a program of checks has done so far.
+    """The results of a program's checks so far.
 
     Args:
-        name: of the program and of its files.
-        folder: where NAME.jsonl and NAME.md go; None for nowhere.
+        name: the name of the program and of its files.
+        folder: the folder of NAME.jsonl and NAME.md; None to write no files.
     """
 
     def __init__(self, name: str, folder: Path | None) -> None:
@@ -100,28 +100,28 @@ class Journal:
             (folder / f"{name}.jsonl").write_text("")
 
     def run(self, name: str, check: Callable[[], Mapping[str, Any] | None]) -> Found:
-        """Run a check, which returns figures and raises where it fails; whatever it raises, the next one can run.
+        """Run a check, which returns figures or raises an error; the next check can run in any case.
 
         Raises:
-            KeyboardInterrupt: somebody stops the program. The check is noted as ended, with what the interrupt says.
+            KeyboardInterrupt: somebody stops the program. The check is noted as ended, with the interrupt's text.
         """
         started = time.perf_counter()
         try:
-            found = Found(name, OK, figures=dict(check() or {}))
+            results = Found(name, OK, figures=dict(check() or {}))
         except KeyboardInterrupt as stop:
             self.add(Found(name, ENDED, time.perf_counter() - started, reason=str(stop) or "interrupted"))
             raise
-        except Exception as error:  # one that cannot run must not keep the others from it
-            found = Found(name, FAILED, reason=f"{type(error).__name__}: {' '.join(str(error).split())[:400]}")
-        found.seconds = time.perf_counter() - started
-        return self.add(found)
+        except Exception as error:  # a check that cannot run must not prevent the others
+            results = Found(name, FAILED, reason=f"{type(error).__name__}: {' '.join(str(error).split())[:400]}")
+        results.seconds = time.perf_counter() - started
+        return self.add(results)
 
     def skip(self, name: str, reason: str) -> Found:
-        """Note a check that is not run."""
+        """Note a check that is not run, with the reason."""
         return self.add(Found(name, NOT_RUN, reason=reason))
 
     def add(self, found: Found) -> Found:
-        """Note a check: on the terminal, and on the disk."""
+        """Show a check's result on the terminal, and write it to the disk."""
         self.found.append(found)
         print(said_of(found), flush=True)
         if self._folder is not None:
@@ -132,15 +132,15 @@ class Journal:
         return found
 
     def finish(self) -> int:
-        """Write the page; 1 where a check failed, else 0."""
+        """Write the page; return 1 if a check failed, else 0."""
         if self._folder is not None:
             (self._folder / f"{self.name}.md").write_text(self.page())
-        return int(any(found.state == FAILED for found in self.found))
+        return int(any(step.state == FAILED for step in self.found))
 
     def page(self) -> str:
-        """All checks as a table."""
+        """Return a page with a table of all checks."""
         counts = ", ".join(
-            f"{sum(found.state == state for found in self.found)} {state}" for state in (OK, FAILED, ENDED, NOT_RUN)
+            f"{sum(step.state == state for step in self.found)} {state}" for state in (OK, FAILED, ENDED, NOT_RUN)
         )
         lines = [
             f"# {self.name}: {counts}",
@@ -148,18 +148,18 @@ class Journal:
             "| check | | seconds | figures, or why not |",
             "| --- | --- | --- | --- |",
         ]
-        for found in self.found:
-            said = figures_of(found).replace("|", "/")
-            lines.append(f"| {found.name} | {found.state} | {found.seconds:.1f} | {said} |")
+        for step in self.found:
+            text = figures_of(step).replace("|", "/")
+            lines.append(f"| {step.name} | {step.state} | {step.seconds:.1f} | {text} |")
         return "\n".join(lines) + "\n"
 
 
 def read_found(file: Path) -> list[Found]:
     """Read the steps of a journal on the disk; a last line that was cut off is left out."""
-    found = []
+    results = []
     for line in file.read_text().splitlines() if file.exists() else []:
         try:
-            found.append(Found(**json.loads(line)))
+            results.append(Found(**json.loads(line)))
         except (ValueError, TypeError):
             break
-    return found
+    return results

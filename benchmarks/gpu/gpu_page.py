@@ -35,11 +35,11 @@ PACKAGES = ("txl-deploy", "torch", "onnxruntime", "onnxruntime-gpu", "tensorrt",
 FACTS = (("nvidia-smi",), ("nvidia-smi", "-q", "-d", "CLOCK,ECC,POWER,PERFORMANCE"))
 """Commands that print a driver's description of its GPUs, without their serial numbers."""
 LARGEST = 2**20
-"""Bytes of a file that go into the archive: the last ones."""
+"""Maximum number of bytes of a file in the archive: its last ones."""
 
 
 def write_machine(folder: Path) -> None:
-    """Write what the machine is, and which packages it has."""
+    """Write a description of the machine and its packages."""
     parts = [f"{platform.platform()}; {cpu_name()}, {os.cpu_count()} cores; Python {platform.python_version()}"]
     for command in FACTS:
         try:
@@ -52,7 +52,9 @@ def write_machine(folder: Path) -> None:
 
 
 def pack(folder: Path) -> Path:
-    """The results in one archive beside their folder; neither bundles nor engines, and of a long file its end."""
+    """Pack the results into one archive beside their folder, without bundles and engines; long files are cut to their
+    end.
+    """
     archive = folder.with_name(f"{folder.name}.tar.gz")
     part = folder / "archive"
     with tarfile.open(part, "w:gz") as tar:
@@ -66,7 +68,7 @@ def pack(folder: Path) -> Path:
 
 
 def write_page(outcomes: Sequence[Outcome], given: argparse.Namespace, final: bool = False) -> str:
-    """Write gpu_check.md and gpu_check.json with what there is so far; the page."""
+    """Write gpu_check.md and gpu_check.json with the results so far; return the page."""
     gpu = gpu_name()
     begun = [outcome for outcome in outcomes if outcome.found]
     programs = [outcome for outcome in begun if outcome.item.kind == "program"]
@@ -103,7 +105,7 @@ def write_page(outcomes: Sequence[Outcome], given: argparse.Namespace, final: bo
 
 def _counted(outcomes: Sequence[Outcome], timed: int) -> str:
     """Return the number of timed engines, and the number of steps by their end: "3 run, 40 ok, 1 failed"."""
-    states = [found.state for outcome in outcomes for found in outcome.found]
+    states = [step.state for outcome in outcomes for step in outcome.found]
     counts = {state: states.count(state) for state in (OK, FAILED, ENDED, NOT_RUN)}
     return ", ".join([f"{timed} run", *(f"{count} {state}" for state, count in counts.items() if count)])
 
@@ -112,22 +114,22 @@ def _steps(programs: Sequence[Outcome]) -> Table:
     """Return the table of the programs' steps; those listed as failed or not run say "below"."""
     table = Table(("program", "step", "", "seconds", "figures"))
     for outcome in programs:
-        for found in outcome.found:
-            said = figures_of(found) if found.state == OK else "below"
-            table.add(outcome.item.name, found.name, found.state, f"{found.seconds:.1f}", said.replace("|", "/"))
+        for step in outcome.found:
+            text = figures_of(step) if step.state == OK else "below"
+            table.add(outcome.item.name, step.name, step.state, f"{step.seconds:.1f}", text.replace("|", "/"))
     return table
 
 
 def prepared(outcomes: Sequence[Outcome]) -> str:
-    """Return a line with the number of bundles exported now, and of those that were there."""
-    made = [outcome.item.bundle for outcome in outcomes if any(found.state == OK for found in outcome.found)]
+    """Return a line with the number of bundles that were exported now, and of those that existed."""
+    result = [outcome.item.bundle for outcome in outcomes if any(step.state == OK for step in outcome.found)]
     before = [outcome.item.bundle for outcome in outcomes if outcome.reason == PRESENT]
-    said = f"prepared: {len(made)} exported, {len(before)} there already"
-    return f"{said}, in {(made + before)[0].parent}" if made or before else said
+    text = f"prepared: {len(result)} exported, {len(before)} there already"
+    return f"{text}, in {(result + before)[0].parent}" if result or before else text
 
 
 def left_out(outcomes: Sequence[Outcome], gpu: str | None) -> list[str]:
-    """Every step that has no good result, and why; equal reasons of an item's steps are one line."""
+    """Return a line for every step without a good result, with the reason; equal reasons of an item share a line."""
     if gpu is None and outcomes and all(outcome.reason in (NO_GPU, "interrupted") for outcome in outcomes):
         return [NO_GPU]
     notes: list[str] = []
@@ -136,9 +138,9 @@ def left_out(outcomes: Sequence[Outcome], gpu: str | None) -> list[str]:
             notes.append(f"{outcome.item.name}: {NOT_RUN}: {outcome.reason}")
         for state in (FAILED, ENDED, NOT_RUN):
             reasons: dict[str, list[str]] = {}
-            for found in outcome.found:
-                if found.state == state:
-                    reasons.setdefault(found.reason, []).append(found.name)
+            for step in outcome.found:
+                if step.state == state:
+                    reasons.setdefault(step.reason, []).append(step.name)
             notes += [f"{outcome.item.name}: {', '.join(names)} {state}: {why}" for why, names in reasons.items()]
     return notes
 
@@ -153,23 +155,23 @@ def _table(ran: Sequence[Outcome]) -> Table:
     return table
 
 
-def _state(found: Found | None) -> str | None:
-    return None if found is None else found.state
+def _state(result: Found | None) -> str | None:
+    return None if result is None else result.state
 
 
-def _times(found: Found | None) -> list[object]:
-    return [None if found is None else found.figures.get(name) for name in ("p50", "p90", "tokens/s")]
+def _times(result: Found | None) -> list[object]:
+    return [None if result is None else result.figures.get(name) for name in ("p50", "p90", "tokens/s")]
 
 
 def _recorded(ran: Sequence[Outcome]) -> list[str]:
     """Return for each item which programs were recorded, or why not; programs with one outcome share a line."""
     lines = []
     for outcome in ran:
-        found = outcome.step("score")
+        result = outcome.step("score")
         programs: dict[str, list[str]] = {}
-        for program, said in (found.figures.get("recorded") or {}).items() if found is not None else ():
-            programs.setdefault(said, []).append(program)
-        lines += [f"{outcome.item.name}: {'; '.join(names)}: {said}" for said, names in programs.items()]
+        for program, text in (result.figures.get("recorded") or {}).items() if result is not None else ():
+            programs.setdefault(text, []).append(program)
+        lines += [f"{outcome.item.name}: {'; '.join(names)}: {text}" for text, names in programs.items()]
     return lines
 
 
@@ -180,12 +182,12 @@ def _plain(outcome: Outcome) -> dict[str, object]:
         "engine": item.engine,
         "precision": item.precision,
         "batch_size": item.batch,
-        "steps": [asdict(found) for found in outcome.found],
+        "steps": [asdict(step) for step in outcome.found],
     }
 
 
-def _conditions(given: argparse.Namespace) -> str:
-    found = {name: version_of(name) for name in PACKAGES}
-    versions = ", ".join(f"{name} {said}" for name, said in found.items() if not said.startswith("not installed"))
-    said = f"{cpu_name()}, {os.cpu_count()} cores; Python {platform.python_version()}, {versions}."
-    return f"(--quick: tiny shapes, the figures mean nothing) {said}" if given.quick else said
+def _conditions(options: argparse.Namespace) -> str:
+    results = {name: version_of(name) for name in PACKAGES}
+    versions = ", ".join(f"{name} {text}" for name, text in results.items() if not text.startswith("not installed"))
+    text = f"{cpu_name()}, {os.cpu_count()} cores; Python {platform.python_version()}, {versions}."
+    return f"(--quick: tiny shapes, the figures mean nothing) {text}" if options.quick else text

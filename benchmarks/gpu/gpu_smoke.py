@@ -1,10 +1,10 @@
-"""The project's own CUDA code on this machine's GPU, call by call: what a model's loop will ask of the driver.
+"""Checks the project's own CUDA code on this machine's GPU, call by call: the calls that a model's loop makes.
 
     python benchmarks/gpu/gpu_smoke.py [--bytes N] [--out FOLDER]
 
-Each check prints ok or FAILED with figures and the next one goes on; with --out they are in FOLDER/gpu_smoke.jsonl as
-soon as they are known. Needs NumPy and the driver; PyTorch only for the last check. Where there
-is no GPU it says so and ends with 0.
+Each check prints ok or FAILED with figures, and the next one runs in any case; with --out, results are in
+FOLDER/gpu_smoke.jsonl as soon as they are known. Needs NumPy and the driver; PyTorch only for the last check. Without a
+GPU it says so and ends with 0.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from txl_runtime.device.driver import Driver, open_driver
 from txl_runtime.device.gpu import gpu_name
 
 BIG = 2**31 + 2**20
-"""Bytes whose number does not fit 31 bits."""
+"""A number of bytes that does not fit 31 bits."""
 PIECE = 2**26
-"""Bytes that are copied to measure copies."""
+"""Number of bytes that are copied to measure copies."""
 
 
 class Smoke:
-    """All checks of a device that is open.
+    """All checks of an open device.
 
     Args:
-        driver, device: what is checked.
-        big, piece: bytes, see `BIG` and `PIECE`.
+        driver, device: the driver and the device to check.
+        big, piece: numbers of bytes, see `BIG` and `PIECE`.
     """
 
     def __init__(self, driver: Driver, device: Device, big: int = BIG, piece: int = PIECE) -> None:
@@ -43,7 +43,7 @@ class Smoke:
         self._work = WorkChecks(driver, device, big, piece)
 
     def run(self, journal: Journal) -> None:
-        """One after the other."""
+        """Run all checks, one after the other."""
         for name, check in {**self._memory.named(), **self._work.named()}.items():
             journal.run(name, self._inside(check))
         if hasattr(os, "fork"):
@@ -52,7 +52,7 @@ class Smoke:
             journal.skip("a forked child is refused", "this system has no fork")
 
     def _inside(self, check: Callable[[], Figures]) -> Callable[[], Figures]:
-        """As a loop works: on the device, and left afterwards."""
+        """Run a check inside the device's context, as a loop does, and leave the context afterwards."""
 
         def run() -> Figures:
             with self._device.current():
@@ -89,7 +89,7 @@ def with_torch(device: Device, journal: Journal) -> None:
 
 
 def main() -> int:
-    """Run it; 1 where a check failed."""
+    """Run the checks; return 1 if one failed."""
     options = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     options.add_argument("--bytes", type=int, default=BIG, help=f"of the largest block (default {BIG})")
     options.add_argument("--out", type=Path, metavar="FOLDER", help="write the results here")

@@ -1,4 +1,4 @@
-"""The smoke checks of memory: of the host and of the device, copied and set to zero, given out and given back."""
+"""The smoke checks of memory on host and device: copies, zeroing, allocation and release."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ MORE = 2**45
 
 
 def require(holds: bool, otherwise: str) -> None:
-    """Raise CheckError unless something holds."""
+    """Raise CheckError unless a condition holds."""
     if not holds:
         raise CheckError(otherwise)
 
 
 def seconds_of(queue: Queue, work: Callable[[], None]) -> float:
-    """The best of some times of work in a queue that is empty before."""
+    """Return the shortest time of some work; the queue is empty before each run."""
     best = float("inf")
     for _ in range(5):
         queue.wait()
@@ -44,10 +44,10 @@ class Checks:
     """The base of all checks.
 
     Args:
-        driver, device: what is checked.
+        driver, device: the driver and the device to check.
         big: bytes whose number should not fit 31 bits.
         piece: bytes that are copied to measure copies.
-        seed: of the bytes that are copied.
+        seed: the seed of the copied bytes.
     """
 
     def __init__(self, driver: Driver, device: Device, big: int, piece: int, seed: int = 0) -> None:
@@ -57,19 +57,19 @@ class Checks:
     def _bytes(self, size: int) -> NDArray[np.uint8]:
         return self._draws.integers(0, 256, size, np.uint8)
 
-    def _round_trip(self, queue: Queue, given: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        block, back = self._device.allocate(len(given)), np.zeros_like(given)
-        queue.send(block.address, host_address(given), len(given))
-        queue.fetch(host_address(back), block.address, len(given))
+    def _round_trip(self, queue: Queue, inputs: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        block, back = self._device.allocate(len(inputs)), np.zeros_like(inputs)
+        queue.send(block.address, host_address(inputs), len(inputs))
+        queue.fetch(host_address(back), block.address, len(inputs))
         queue.wait()
         return back
 
 
 class MemoryChecks(Checks):
-    """The checks, each with a name for people in `named`."""
+    """The memory checks; `named` has a name for each."""
 
     def named(self) -> dict[str, Callable[[], Figures]]:
-        """All of them, in their order."""
+        """Return all checks by name, in their order."""
         return {
             "device": self.device,
             "pinned memory": self.pinned,
@@ -83,7 +83,7 @@ class MemoryChecks(Checks):
         }
 
     def device(self) -> Figures:
-        """Return the device's title, CUDA's version and the free memory."""
+        """Return the device's name, CUDA's version and the free memory."""
         version, free, total = ctypes.c_int(), ctypes.c_size_t(), ctypes.c_size_t()
         self._driver.cuDriverGetVersion(ctypes.byref(version))
         self._driver.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
@@ -91,56 +91,62 @@ class MemoryChecks(Checks):
         return {"is": self._device.title, "CUDA": cuda, "MB free": free.value >> 20, "of": total.value >> 20}
 
     def pinned(self) -> Figures:
-        """It is copied whole either way, and starts as zeros."""
+        """Check that page-locked memory begins as zeros, and is copied whole in both directions."""
         size, queue, device = self._piece, self._device.queue(), self._device
-        block, given, back = device.allocate(size), device.staging(size), device.staging(size)
-        require(not given.any(), "page-locked memory is not zeroed")
-        given[...] = self._bytes(size)
-        sent = seconds_of(queue, lambda: queue.send(block.address, host_address(given), size))
+        block, inputs, back = device.allocate(size), device.staging(size), device.staging(size)
+        require(not inputs.any(), "page-locked memory is not zeroed")
+        inputs[...] = self._bytes(size)
+        sent = seconds_of(queue, lambda: queue.send(block.address, host_address(inputs), size))
         fetched = seconds_of(queue, lambda: queue.fetch(host_address(back), block.address, size))
-        require(np.array_equal(given, back), "what came back is not what was sent")
+        require(np.array_equal(inputs, back), "what came back is not what was sent")
         return {"to the device GB/s": size / sent / 1e9, "back GB/s": size / fetched / 1e9}
 
     def pageable(self) -> Figures:
-        """Any array of NumPy, of any length."""
+        """Check copies of ordinary NumPy arrays of any length."""
         queue = self._device.queue()
         for size in (1, 3, 4096, 2**16 + 1, 2**20 + 7):
-            given = self._bytes(size)
-            require(np.array_equal(self._round_trip(queue, given), given), f"{size} bytes came back changed")
+            inputs = self._bytes(size)
+            require(np.array_equal(self._round_trip(queue, inputs), inputs), f"{size} bytes came back changed")
         return None
 
     def rows(self) -> Figures:
-        """To the device, within it and back, with a pitch of its own on each side."""
+        """Check copies of rows to the device, within it and back, with a different pitch on each side."""
         queue, device, checked = self._device.queue(), self._device, 0
         for count, width in ((1, 7), (2, 1), (5, 64), (33, 100), (1000, 4)):
             pitches = [width + extra for extra in (0, 3, 256, 60)]
             host, first, second, back = (count * pitch for pitch in pitches)
-            given, returned = self._bytes(host), np.full(back, 7, np.uint8)
+            inputs, returned = self._bytes(host), np.full(back, 7, np.uint8)
             blocks = device.allocate(first), device.allocate(second)
-            queue.send(blocks[0].address, host_address(given), width, count, pitches[1], pitches[0])
+            queue.send(blocks[0].address, host_address(inputs), width, count, pitches[1], pitches[0])
             queue.copy(blocks[1].address, blocks[0].address, width, count, pitches[2], pitches[1])
             queue.fetch(host_address(returned), blocks[1].address, width, count, pitches[3], pitches[2])
             queue.wait()
-            found, expected = returned.reshape(count, -1), given.reshape(count, -1)
-            require(np.array_equal(found[:, :width], expected[:, :width]), f"{count} rows of {width} came back changed")
-            require(bool((found[:, width:] == 7).all()), f"{count} rows of {width}: what lies between them was written")
+            result, expected = returned.reshape(count, -1), inputs.reshape(count, -1)
+            require(
+                np.array_equal(result[:, :width], expected[:, :width]), f"{count} rows of {width} came back changed"
+            )
+            require(
+                bool((result[:, width:] == 7).all()), f"{count} rows of {width}: what lies between them was written"
+            )
             checked += count
         return {"rows": checked}
 
     def rows_within(self) -> Figures:
-        """From one pitch to another, and what lies between the rows stays; so loops move the memory of sequences."""
+        """Check that copies between pitches leave the bytes between rows alone; loops move sequences' memory so."""
         queue, device, checked = self._device.queue(), self._device, 0
         for count, width, pitch, other in ((2, 1, 5, 3), (3, 512, 512, 1024), (8, 100, 356, 101), (65, 4, 260, 4)):
-            given, back = self._bytes(count * pitch), np.zeros(count * other, np.uint8)
-            sevens, source, to = np.full_like(back, 7), device.allocate(len(given)), device.allocate(len(back))
-            queue.send(source.address, host_address(given), len(given))
+            inputs, back = self._bytes(count * pitch), np.zeros(count * other, np.uint8)
+            sevens, source, to = np.full_like(back, 7), device.allocate(len(inputs)), device.allocate(len(back))
+            queue.send(source.address, host_address(inputs), len(inputs))
             queue.send(to.address, host_address(sevens), len(back))
             queue.copy(to.address, source.address, width, count, other, pitch)
             queue.fetch(host_address(back), to.address, len(back))
             queue.wait()
-            found, expected = back.reshape(count, -1), given.reshape(count, -1)
-            require(np.array_equal(found[:, :width], expected[:, :width]), f"{count} rows of {width} were not copied")
-            require(bool((found[:, width:] == 7).all()), f"{count} rows of {width}: what lies between them was written")
+            result, expected = back.reshape(count, -1), inputs.reshape(count, -1)
+            require(np.array_equal(result[:, :width], expected[:, :width]), f"{count} rows of {width} were not copied")
+            require(
+                bool((result[:, width:] == 7).all()), f"{count} rows of {width}: what lies between them was written"
+            )
             checked += count
         return {"rows": checked}
 
@@ -159,7 +165,7 @@ class MemoryChecks(Checks):
         return None
 
     def big_zero(self) -> Figures:
-        """One piece of more than 2^31 bytes, and rows further apart than a pitch can say."""
+        """Zero a block of more than 2^31 bytes, and rows that are further apart than a pitch can express."""
         queue, size = self._device.queue(), self._big
         block, ones, back = self._device.allocate(size), np.full(64, 255, np.uint8), np.zeros(64, np.uint8)
         far = min(2**31, size - 64)
@@ -186,25 +192,25 @@ class MemoryChecks(Checks):
         return {"bytes": size, "GB/s": size / seconds / 1e9}
 
     def out_of_memory(self) -> Figures:
-        """More than there is: told in words, and the next request is served."""
-        said = ""
+        """Ask for more memory than exists: check the message, and that the next request succeeds."""
+        text = ""
         for _ in range(3):
             try:
                 self._device.allocate(MORE)
             except BackendError as error:
-                said = str(error)
-            require("memory is full" in said, f"asked for more than there is, expected to be told so: {said!r}")
-            given = self._bytes(4096)
-            require(np.array_equal(self._round_trip(self._device.queue(), given), given), "nothing works afterwards")
-        return {"said": said}
+                text = str(error)
+            require("memory is full" in text, f"asked for more than there is, expected to be told so: {text!r}")
+            inputs = self._bytes(4096)
+            require(np.array_equal(self._round_trip(self._device.queue(), inputs), inputs), "nothing works afterwards")
+        return {"said": text}
 
     def given_back(self) -> Figures:
-        """Check that memory which nobody holds any more is free again."""
+        """Check that memory is free again when nothing refers to it."""
 
         def free() -> int:
-            found, total = ctypes.c_size_t(), ctypes.c_size_t()
-            self._driver.cuMemGetInfo_v2(ctypes.byref(found), ctypes.byref(total))
-            return found.value
+            result, total = ctypes.c_size_t(), ctypes.c_size_t()
+            self._driver.cuMemGetInfo_v2(ctypes.byref(result), ctypes.byref(total))
+            return result.value
 
         before, alive = free(), []
         for _ in range(50):

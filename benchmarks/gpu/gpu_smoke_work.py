@@ -1,4 +1,4 @@
-"""The smoke checks of work: its order, records of it, threads, contexts, forks."""
+"""The smoke checks of work on the device: its order, records, threads, contexts and forks."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ THREADS, TURNS = 4, 100
 
 
 class WorkChecks(Checks):
-    """The checks, each with a name for people in `named`; `forked` is one for systems that fork."""
+    """The checks of work, in `named`; `forked` is a further one, for systems that can fork."""
 
     def named(self) -> dict[str, Callable[[], Figures]]:
-        """All of them but `forked`, in their order."""
+        """Return all checks by name except `forked`, in their order."""
         return {
             "events": self.events,
             "record and replay": self.replayed,
@@ -33,14 +33,14 @@ class WorkChecks(Checks):
         }
 
     def events(self) -> Figures:
-        """An event is a place in the work: what was asked for before it is done when it was waited for."""
+        """Check that after a wait for an event, all work that was queued before it is done."""
         queue, size, event = self._device.queue(), self._piece, self._device.event()
-        event.wait()  # never recorded: at once
+        event.wait()  # an event that was never recorded: the wait ends at once
         block, back = self._device.allocate(size), self._device.staging(size)
-        for value in (1, 2, 3):  # the same event again and again
-            given = self._device.staging(size)
-            given[...] = value
-            queue.send(block.address, host_address(given), size)
+        for value in (1, 2, 3):  # one event, recorded several times
+            inputs = self._device.staging(size)
+            inputs[...] = value
+            queue.send(block.address, host_address(inputs), size)
             queue.fetch(host_address(back), block.address, size)
             queue.record(event)
             event.wait()
@@ -48,32 +48,32 @@ class WorkChecks(Checks):
         return None
 
     def replayed(self) -> Figures:
-        """A record does nothing when it is made, and reads page-locked memory when it is replayed."""
+        """Check that a record does nothing when it is made, and reads page-locked memory when it is replayed."""
         queue, device, size = self._device.queue(), self._device, 4096
-        given, back = device.staging(size), device.staging(size)
+        inputs, back = device.staging(size), device.staging(size)
         first, second = device.allocate(size), device.allocate(size)
 
         def work() -> None:
-            queue.send(first.address, host_address(given), size)
+            queue.send(first.address, host_address(inputs), size)
             queue.copy(second.address, first.address, 64, size // 64, 64, 64)
             queue.fetch(host_address(back), second.address, size)
 
-        given[...] = 1
+        inputs[...] = 1
         replay = queue.capture(work)
         queue.wait()
         require(not back.any(), "a record did its work while it was made")
         for _ in range(20):
-            given[...] = self._bytes(size)
+            inputs[...] = self._bytes(size)
             replay()
             queue.wait()
-            require(np.array_equal(given, back), "a replay did not read what was there then")
+            require(np.array_equal(inputs, back), "a replay did not read what was there then")
         micro = 1e6 * seconds_of(queue, replay)
         return {"replay µs": micro}
 
     def failed_records(self) -> Figures:
-        """Whatever goes wrong inside comes out, the queue records no longer, and records again."""
+        """Check that an error inside a record is raised, and that the queue leaves the record and can record again."""
         queue, size = self._device.queue(), 256
-        block, given, back = self._device.allocate(size), self._device.staging(size), self._device.staging(size)
+        block, inputs, back = self._device.allocate(size), self._device.staging(size), self._device.staging(size)
 
         def own() -> None:
             queue.zero(block.address, size)
@@ -87,27 +87,27 @@ class WorkChecks(Checks):
             queue.zero(block.address, size)
             queue.wait()
 
-        said = ""
+        text = ""
         for work, expected in ((own, ZeroDivisionError), (stopped, KeyboardInterrupt), (waits, BackendError)):
             try:
                 queue.capture(work)
             except expected as error:
-                said = str(error)
+                text = str(error)
             else:
                 raise CheckError(f"a record whose work raises {expected.__name__} was made")
-            given[...] = self._bytes(size)
+            inputs[...] = self._bytes(size)
             back[...] = 0
-            queue.send(block.address, host_address(given), size)
+            queue.send(block.address, host_address(inputs), size)
             queue.fetch(host_address(back), block.address, size)
             queue.wait()
-            require(np.array_equal(given, back), f"after {expected.__name__} in a record the queue does not work")
+            require(np.array_equal(inputs, back), f"after {expected.__name__} in a record the queue does not work")
         replay = queue.capture(lambda: queue.zero(block.address, size))
         replay()
         queue.wait()
-        return {"said of a wait": said}
+        return {"said of a wait": text}
 
     def threads(self) -> Figures:
-        """Queues, copies and records of several threads at once, each with bytes of its own."""
+        """Check queues, copies and records of several threads at once, each with data of its own."""
         wrong: list[str] = []
 
         def run(number: int) -> None:
@@ -115,22 +115,22 @@ class WorkChecks(Checks):
                 draws, device = np.random.default_rng(number), self._device
                 with device.current():
                     queue, size = device.queue(), 1 << 14
-                    given, back, block = device.staging(size), device.staging(size), device.allocate(size)
+                    inputs, back, block = device.staging(size), device.staging(size), device.allocate(size)
 
                     def work() -> None:
-                        queue.send(block.address, host_address(given), size)
+                        queue.send(block.address, host_address(inputs), size)
                         queue.fetch(host_address(back), block.address, size)
 
                     for turn in range(TURNS):
-                        given[...] = draws.integers(0, 256, size, np.uint8)
+                        inputs[...] = draws.integers(0, 256, size, np.uint8)
                         launch = queue.capture(work) if turn % 5 == 4 else work
                         launch()
                         queue.wait()  # a record is kept until its work is done
-                        if not np.array_equal(given, back):
+                        if not np.array_equal(inputs, back):
                             wrong.append(f"thread {number}, turn {turn}: other bytes")
                         if turn % 7 == 0:
                             block = device.allocate(size)
-            except Exception as error:  # told to the thread that waits
+            except Exception as error:  # raised again in the thread that waits
                 wrong.append(f"thread {number}: {error!r}")
 
         running = [threading.Thread(target=run, args=(number,)) for number in range(THREADS)]
@@ -156,7 +156,7 @@ class WorkChecks(Checks):
             except ZeroDivisionError:
                 seen.append((before, self._current()))
 
-        run()  # within the device's context, which these checks are in
+        run()  # these checks run inside the device's context
         thread = threading.Thread(target=run)
         thread.start()
         thread.join()
@@ -166,15 +166,15 @@ class WorkChecks(Checks):
         return None
 
     def host_time(self) -> Figures:
-        """Send, launch of a record, fetch, event: the driver's share of a step of a small model."""
+        """Time a copy, the launch of a record, a fetch and an event: the driver's share of a small model's step."""
         queue, device, event = self._device.queue(), self._device, self._device.event()
-        given, back, block = device.staging(4096), device.staging(4096), device.allocate(4096)
+        inputs, back, block = device.staging(4096), device.staging(4096), device.allocate(4096)
 
         def work() -> None:
-            queue.send(block.address, host_address(given), 4096)
+            queue.send(block.address, host_address(inputs), 4096)
             queue.fetch(host_address(back), block.address, 4096)
 
-        replay, found = queue.capture(work), {}
+        replay, result = queue.capture(work), {}
         for name, step in (("calls", work), ("replay", replay)):
             times = []
             for _ in range(200):
@@ -183,11 +183,11 @@ class WorkChecks(Checks):
                 queue.record(event)
                 event.wait()
                 times.append(1e6 * (time.perf_counter() - started))
-            found[f"{name} µs"] = float(np.median(times))
-        return found
+            result[f"{name} µs"] = float(np.median(times))
+        return result
 
     def forked(self) -> Figures:
-        """A child is told by name, and what the parent has is left alone."""
+        """Check that a forked child gets an error that names the fork, and that the parent's objects still work."""
         child = os.fork()
         if child == 0:
             code = 1
@@ -201,11 +201,11 @@ class WorkChecks(Checks):
         code = os.waitstatus_to_exitcode(status)
         require(code == 0, f"the child ended with {code}, expected it to be refused by name")
         with self._device.current():
-            given = self._bytes(4096)
-            require(np.array_equal(self._round_trip(self._device.queue(), given), given), "the parent is hurt")
+            inputs = self._bytes(4096)
+            require(np.array_equal(self._round_trip(self._device.queue(), inputs), inputs), "the parent is hurt")
         return None
 
     def _current(self) -> int | None:
-        found = ctypes.c_void_p()
-        self._driver.cuCtxGetCurrent(ctypes.byref(found))
-        return found.value
+        result = ctypes.c_void_p()
+        self._driver.cuCtxGetCurrent(ctypes.byref(result))
+        return result.value

@@ -11,7 +11,8 @@ from __future__ import annotations
 import signal
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # during imports: no step to note, and a traceback of NumPy's
+    # during imports there is no step to note, and NumPy would print a traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import argparse
 import sys
@@ -45,25 +46,27 @@ TEMPERATURE, TOP_K = 0.8, 50
 IN_PYTORCH = ("fp32", "fp16", "bf16")
 """Precisions of bundles that PyTorch computes in too."""
 WARM_UP, LEAST = 5, 10
-"""Calls before timing, and the fewest that are timed."""
+"""Number of calls before timing, and the minimum number of timed calls."""
 
 
 def timed(work: Callable[[], object], seconds: float, tokens: int) -> dict[str, Any]:
-    """Milliseconds of a call, its result on the host, after some to warm up; and tokens a second."""
+    """Time a call until its result is on the host, after some calls to warm up; return milliseconds, and tokens per
+    second.
+    """
     for _ in range(WARM_UP):
         work()
-    found: list[float] = []
+    samples: list[float] = []
     end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(found) < LEAST:
+    while time.perf_counter() < end or len(samples) < LEAST:
         started = time.perf_counter()
         work()
-        found.append(1e3 * (time.perf_counter() - started))
-    middle = median(found)
-    return {"p50": middle, "p90": sorted(found)[int(0.9 * len(found))], "tokens/s": tokens / middle * 1e3}
+        samples.append(1e3 * (time.perf_counter() - started))
+    middle = median(samples)
+    return {"p50": middle, "p90": sorted(samples)[int(0.9 * len(samples))], "tokens/s": tokens / middle * 1e3}
 
 
 def large(vocabulary: int) -> dict[str, Any]:
-    """The config of a real model's size."""
+    """Return a config of a real model's size."""
     from benchmarks.shared.models import shape
 
     cutoffs = tuple(end for end in CUTOFFS if end < vocabulary)
@@ -72,7 +75,7 @@ def large(vocabulary: int) -> dict[str, Any]:
 
 @contextmanager
 def without_page() -> Iterator[None]:
-    """Hide the library of pages: a page would be the largest file of a tiny bundle."""
+    """Hide the library that makes the page: a page would be the largest file of a tiny bundle."""
     before = sys.modules.get("jinja2")
     sys.modules["jinja2"] = None  # type: ignore[assignment]
     try:
@@ -84,7 +87,7 @@ def without_page() -> Iterator[None]:
 
 
 def export(journal: Journal, given: argparse.Namespace) -> None:
-    """A random model of a bundle's precision and B."""
+    """Export a random model of a bundle's precision and B."""
     from benchmarks.shared.models import TINY, random_bundle
 
     values, length, memory = large(given.vocabulary), LENGTH, given.memory
@@ -112,7 +115,7 @@ def not_verifiable() -> str:
 
 
 def leave_records_to_engines(model: Model) -> None:
-    """Have TensorRT-RTX record its engines itself, as it does where the loop cannot; before the first step."""
+    """Let TensorRT-RTX record its engines itself, as it does if the loop cannot; call this before the first step."""
     for executable in cast(Any, model.backend).executables.values():
         executable.recordable = False
         strategies = executable._library.module.CudaGraphStrategy
@@ -120,7 +123,9 @@ def leave_records_to_engines(model: Model) -> None:
 
 
 def self_tested(copy: Path) -> Any:
-    """Return the self-test's figures of a copy with rounded matrices: a contact has no time for the ladder."""
+    """Return the self-test's figures of a copy with rounded matrices; a first contact has no time for the parity
+    ladder.
+    """
     from txl_engines.rounded_weights import Judged
 
     model = txl_runtime.load(copy, backend="cpu")
@@ -130,7 +135,7 @@ def self_tested(copy: Path) -> Any:
 
 
 def engine(journal: Journal, given: argparse.Namespace) -> None:
-    """Build, open, self-test, verify, time."""
+    """Build, open, self-test, verify and time an engine."""
     path, update = given.bundle, None if given.update == "none" else given.update
     name: Any = target_of(given.engine)
     opened: list[Model] = []
@@ -218,7 +223,7 @@ def engine(journal: Journal, given: argparse.Namespace) -> None:
 
 
 def torch(journal: Journal, given: argparse.Namespace) -> None:
-    """PyTorch on the GPU with the bundle's weights: eager, or compiled to CUDA graphs."""
+    """Run PyTorch on the GPU with the bundle's weights: eager, or compiled to CUDA graphs."""
     import torch
 
     steps = ("open", "decode", "draw", "score")
@@ -250,7 +255,7 @@ def torch(journal: Journal, given: argparse.Namespace) -> None:
 
 
 def unexported(given: argparse.Namespace) -> Any:
-    """The bundle that `export` makes, as far as PyTorch's competitors ask for it, where it could not be exported."""
+    """Return the parts of `export`'s bundle that PyTorch's competitors need, if it could not be exported."""
     from txl_runtime.bundle.transformer_xl import Dialect, ModelConfig
 
     from benchmarks.shared.models import deviation, random_state
@@ -271,7 +276,7 @@ def _leave_out(journal: Journal, steps: tuple[str, ...], reason: str) -> None:
 
 
 def main() -> int:
-    """Run one item; 0 whatever its steps found, since they are written down."""
+    """Run one item; return 0 in any case, because the steps' results are written down."""
     kinds = {"export": export, "engine": engine, "torch": torch}
     options = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     options.add_argument("kind", choices=kinds)

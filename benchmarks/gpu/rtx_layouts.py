@@ -41,7 +41,7 @@ PRECISIONS = ("fp16", "bf16", "fp32")
 
 
 class Graph:
-    """A composed program, to be rewritten. What replaces a node takes its place in the order of nodes."""
+    """A composed program that is rewritten. Nodes that replace a node take its place in the order."""
 
     def __init__(self, data: bytes) -> None:
         self.model = onnx.load_model_from_string(data)
@@ -51,19 +51,19 @@ class Graph:
         self._count = 0
 
     def new(self, operator: str, *inputs: str, out: str = "", **attributes: Any) -> onnx.NodeProto:
-        """A node that is not in the graph yet."""
+        """Return a node that is not in the graph yet."""
         self._count += 1
         return helper.make_node(operator, inputs, [out or f"tried.{self._count}"], **attributes)
 
     def constant(self, *values: int) -> str:
-        """The name of a constant of whole numbers."""
+        """Return the name of a constant of whole numbers; add it if it is missing."""
         self._count += 1
         array = np.array(values, np.int64)
         self.model.graph.initializer.append(numpy_helper.from_array(array, f"tried.{self._count}"))
         return f"tried.{self._count}"
 
     def replace(self, gone: Sequence[onnx.NodeProto], made: Sequence[onnx.NodeProto]) -> None:
-        """Put nodes where the last one of others stood."""
+        """Replace nodes by others, which take the place of the last replaced one."""
         names = [node.output[0] for node in gone]
         nodes = list(self.model.graph.node)
         place = max(index for index, node in enumerate(nodes) if node.output[0] in names)
@@ -73,7 +73,7 @@ class Graph:
         self.model.graph.node.extend(result)
 
     def resize(self, name: str, *sizes: int) -> None:
-        """Declare an input or output in another shape."""
+        """Declare a different shape for an input or output."""
         for value in (*self.model.graph.input, *self.model.graph.output):
             if value.name == name:
                 del value.type.tensor_type.shape.dim[:]
@@ -81,16 +81,16 @@ class Graph:
                     value.type.tensor_type.shape.dim.add().dim_value = size
 
     def attentions(self) -> list[Attention]:
-        """Those of all layers, as they are now."""
+        """Return the attention of each layer, as it is in the graph now."""
         return list(find_attentions(self.model.graph))
 
     def scatters(self) -> list[onnx.NodeProto]:
-        """Every update in place, as they are now."""
+        """Return every update in place, as it is in the graph now."""
         return [node for node in self.model.graph.node if node.op_type == "TensorScatter"]
 
 
 def as_one(graph: Graph) -> None:
-    """ONNX's Attention in place of the products."""
+    """Use ONNX's Attention in place of the products."""
     for each in graph.attentions():
         mask = graph.new("Where", each.visible, each.bias, each.unseen)
         inputs = (each.query, each.key, each.value, mask.output[0])
@@ -98,7 +98,7 @@ def as_one(graph: Graph) -> None:
 
 
 def as_heads(graph: Graph) -> None:
-    """Attention, with the positions of the segment as heads that share their keys: each is a step of one position."""
+    """Use Attention, with the segment's positions as heads that share keys: each is a step of one position."""
     for each in graph.attentions():
         mask = graph.new("Where", each.visible, each.bias, each.unseen)
         _, heads, _, width = _sizes(graph, each)
@@ -108,12 +108,12 @@ def as_heads(graph: Graph) -> None:
         hidden = graph.new("Reshape", mask.output[0], graph.constant(graph.batch, -1, 1, slots))
         inputs = (query.output[0], each.key, each.value, hidden.output[0])
         mixed = graph.new("Attention", *inputs, scale=1.0)
-        made = [mask, query, hidden, mixed, graph.new("Reshape", mixed.output[0], back, out=each.out)]
-        graph.replace(each.nodes, made)
+        result = [mask, query, hidden, mixed, graph.new("Reshape", mixed.output[0], back, out=each.out)]
+        graph.replace(each.nodes, result)
 
 
 def as_sums(graph: Graph) -> None:
-    """Elementwise products and sums in place of matrix products, for one position."""
+    """Use elementwise products and sums in place of matrix products, for one position."""
     for each in graph.attentions():
         turned, product, *_, mix = each.nodes
         times = graph.new("Mul", each.query, each.key)
@@ -122,12 +122,12 @@ def as_sums(graph: Graph) -> None:
         graph.replace([turned, product], [times, total, content])
         across = graph.new("Transpose", mix.input[0], perm=[0, 1, 3, 2])
         weighed = graph.new("Mul", across.output[0], each.value)
-        made = graph.new("ReduceSum", weighed.output[0], graph.constant(2), keepdims=1, out=each.out)
-        graph.replace([mix], [across, weighed, made])
+        result = graph.new("ReduceSum", weighed.output[0], graph.constant(2), keepdims=1, out=each.out)
+        graph.replace([mix], [across, weighed, result])
 
 
 def as_einsum(graph: Graph) -> None:
-    """Einsum in place of transposes and matrix products."""
+    """Use Einsum in place of transposes and matrix products."""
     for each in graph.attentions():
         turned, product, *_, mix = each.nodes
         content = graph.new("Einsum", each.query, each.key, out=product.output[0], equation="bhld,bhcd->bhlc")
@@ -137,7 +137,7 @@ def as_einsum(graph: Graph) -> None:
 
 
 def by_head(graph: Graph) -> None:
-    """Buffers [B·H, 1, slots, d_head], each head with a place to write of its own."""
+    """Use buffers [B·H, 1, slots, d_head], in which each head has a write position of its own."""
     for scatter in graph.scatters():
         past, update, write = scatter.input
         batch, heads, slots, width = graph.sizes[past]
@@ -151,7 +151,7 @@ def by_head(graph: Graph) -> None:
 
 
 def by_row(graph: Graph) -> None:
-    """Buffers [B, 1, slots, H·d_head], rows as the product of queries, keys and values gives them."""
+    """Use buffers [B, 1, slots, H·d_head]: rows as the product of queries, keys and values returns them."""
     for scatter in graph.scatters():
         past, update, write = scatter.input
         batch, heads, slots, width = graph.sizes[past]
@@ -165,12 +165,12 @@ def by_row(graph: Graph) -> None:
             graph.resize(name, batch, 1, slots, heads * width)
 
 
-def _reread(graph: Graph, scatter: onnx.NodeProto, made: list[onnx.NodeProto]) -> None:
-    """Replace an update; who read its result reads the last of the new nodes."""
+def _reread(graph: Graph, scatter: onnx.NodeProto, result: list[onnx.NodeProto]) -> None:
+    """Replace an update; readers of its result read the last new node instead."""
     old = scatter.output[0]
     for node in graph.model.graph.node:
-        node.input[:] = [made[-1].output[0] if name == old else name for name in node.input]
-    graph.replace([scatter], made)
+        node.input[:] = [result[-1].output[0] if name == old else name for name in node.input]
+    graph.replace([scatter], result)
 
 
 def _sizes(graph: Graph, each: Attention) -> list[int]:
@@ -178,7 +178,9 @@ def _sizes(graph: Graph, each: Attention) -> list[int]:
 
 
 class Form(NamedTuple):
-    """A way to write memory and attention: whose programs, what is changed, whether the parser's products with 1 go."""
+    """A way to express memory and attention: the programs to start from, the rewriting, and True to drop products with
+    1.
+    """
 
     title: str
     update: str
@@ -202,14 +204,14 @@ FORMS = (
 
 
 class Built(NamedTuple):
-    """A program's engine: its size and its kernels."""
+    """A program's engine: its size and kernels."""
 
     size: int
     kernels: tuple[Kernel, ...]
 
 
 def build(graph: Graph, folder: Path, bare: bool) -> Built | str:
-    """Build for SM 86; where that fails, the first thing that the library said."""
+    """Build an engine for SM 86; if that fails, return the library's first message."""
     library = load_library("rtx")
     facts = library.facts
     library.facts = dataclasses.replace(facts, reads_in_place=bare)
@@ -226,7 +228,9 @@ def build(graph: Graph, folder: Path, bare: bool) -> Built | str:
 
 
 def moved(kernels: Sequence[Kernel], states: set[str], least: int) -> tuple[int, int]:
-    """Count the kernels that copy states, and the bytes that they move of tensors with at least `least` values."""
+    """Return the number of kernels that copy states, and the bytes they move of tensors with at least `least`
+    values.
+    """
     count = total = 0
     for kernel in kernels:
         computes = kernel.attends or kernel.kind == "gemm"
@@ -240,7 +244,7 @@ def moved(kernels: Sequence[Kernel], states: set[str], least: int) -> tuple[int,
 
 
 def measure(bundle: Bundle, form: Form, length: int) -> tuple[object, ...]:
-    """A row of the table."""
+    """Build one form, and return a row of the table."""
     programs = whole_programs(bundle.manifest, form.update)
     program = next(p for p in programs if (p.kind, p.segment_length) == ("logprobs", length))
     checked = read_graph(compose(bundle, program), program, bundle.path, 24)
@@ -275,8 +279,8 @@ def main() -> None:
         for title, (values, rows, batch) in models.items():
             for precision in arguments.precision or (PRECISIONS[:1] if arguments.quick else PRECISIONS):
                 path = Path(folder) / f"{len(tables)}.txl"
-                made = random_bundle(path, values, LENGTHS, rows, batch_size=batch, precision=precision)
-                bundle = open_bundle(made, verify_files=False)
+                result = random_bundle(path, values, LENGTHS, rows, batch_size=batch, precision=precision)
+                bundle = open_bundle(result, verify_files=False)
                 columns = ("L", "form", "kernels", "per layer", "fused", "kernels that copy", "MB a step", "engine MB")
                 table = Table(columns, title=f"{title}, {precision}")
                 for length in LENGTHS[::-1]:

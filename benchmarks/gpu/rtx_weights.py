@@ -50,7 +50,7 @@ MB = 1e6
 
 
 class Built(NamedTuple):
-    """An engine's size, its weights and activations on the device, and its layers, those of all profiles together."""
+    """An engine's size, its weights and activations on the device, and the layers of all its profiles."""
 
     size: int
     weights: int
@@ -59,7 +59,7 @@ class Built(NamedTuple):
 
 
 def build(model: Any, folder: Path, lengths: Sequence[int], batch: int) -> Built:
-    """Build for SM 86, with a profile for each length where there are several; the rest is as `build` does it."""
+    """Build for SM 86, with a profile for each length if there are several, otherwise as `txl-deploy build` does."""
     library = load_library("rtx")
     trt, keep = library.module, library.journal.add
     said: list[str] = []
@@ -92,7 +92,7 @@ def build(model: Any, folder: Path, lengths: Sequence[int], batch: int) -> Built
 
 
 def measured(values: dict[str, Any], rows: int, batch: int, precision: str) -> Table:
-    """The layers of a model, as two engines and as one."""
+    """Build a model's layers as two engines and as one, and return both."""
     columns = (
         "engines",
         "kernels per layer",
@@ -140,7 +140,7 @@ def _united(model: Any) -> Any:
 
 
 def given(title: str, values: dict[str, Any], rows: int, lengths: tuple[int, int]) -> Table:
-    """Every program for the ring, and log-probabilities for rolled memory, with weights of its own and given."""
+    """Build every program for the ring, and rolled memory's log-probabilities, with own and with given weights."""
     columns = ("program", "kernels", "kernels that copy", "engine, MB", "weights in it, MB", "activations, MB")
     table = Table(columns, title=f"{title}, fp16, B 1: own → given")
     with tempfile.TemporaryDirectory() as name:
@@ -150,17 +150,17 @@ def given(title: str, values: dict[str, Any], rows: int, lengths: tuple[int, int
         for program in (*whole_programs(bundle.manifest, "ring"), *rolled):
             log(f"building {program.name}")
             own = read_graph(compose(bundle, program), program, path, facts.opset)
-            found = []
+            results = []
             for graph in (own, give_weights(own, bundle.manifest.weights)):
                 united = unite_attention(adapt(graph), program)
-                found.append(build(onnx.load_from_string(united.data), path, (), 1))
+                results.append(build(onnx.load_from_string(united.data), path, (), 1))
             shown = [
                 (
                     str(one.layers.kernels),
                     str(one.layers.copying),
                     *(f"{size / MB:.2f}" for size in (one.size, one.weights, one.activations)),
                 )
-                for one in found
+                for one in results
             ]
             title = program.name if program.update == "ring" else f"{program.name} ({program.update})"
             table.add(title, *map(" → ".join, zip(*shown, strict=True)))
@@ -171,8 +171,8 @@ class Room(NamedTuple):
     """The memory that a model takes on a device, in bytes of fp16.
 
     Attributes:
-        weights: each once, as an engine holds them that shares none.
-        once, each: where engines share: what lies there for all, and what each holds.
+        weights: every weight once, as in an engine that shares none.
+        once, each: if engines share weights: the shared bytes, and the bytes in each engine.
     """
 
     weights: int
@@ -183,7 +183,9 @@ class Room(NamedTuple):
 
 
 def room(values: dict[str, Any], memory: int, length: int) -> Room:
-    """For one sequence: every weight once, the ring's buffers, and what one program works in at the most."""
+    """Return the memory for one sequence: every weight once, the ring's buffers, and the largest program's working
+    memory.
+    """
     typed = msgspec.convert(values, TxlConfig)
     config = ModelConfig(**{name: getattr(typed, name) for name in ModelConfig.__struct_fields__})
     shapes, _ = canonical_shapes(config)
@@ -191,11 +193,11 @@ def room(values: dict[str, Any], memory: int, length: int) -> Room:
     distances = min(memory + 2 * length, values["clamp_length"] + 1)
     width = values["n_head"] * values["d_head"]
     count = sum(math.prod(size) for name, size in shapes.items() if name not in positions)
-    tables = len(positions) * distances * width  # they stand for these weights
+    tables = len(positions) * distances * width  # tables of positions replace these weights
     count += tables
     edges = [0, *values.get("cutoffs", ()), values["vocab_size"]]
-    tails = [end - start for start, end in pairwise(edges)][1:]  # they lie beside the table that they are a part of
-    kept = values["d_embed"] * sum(tail for tail in tails if tail % 2)  # what has an odd size stays in the engines
+    tails = [end - start for start, end in pairwise(edges)][1:]  # copies that lie beside the table they were cut from
+    kept = values["d_embed"] * sum(tail for tail in tails if tail % 2)  # weights of odd sizes stay in the engines
     once = count + values["d_embed"] * sum(tails) - kept
     if values["d_head"] % 2 or distances % 2:
         kept, once = kept + tables, once - tables
@@ -205,7 +207,7 @@ def room(values: dict[str, Any], memory: int, length: int) -> Room:
 
 
 def on_paper() -> Table:
-    """Engines on a device of 8 GB, one sequence at a time."""
+    """Return a table of engines on a device of 8 GB, one sequence at a time."""
     columns = ("model", "engines", "MB on disk", "weights on the device", "memory", "working room", "in all, MB")
     table = Table(columns, title="On a Jetson Orin of 8 GB, fp16, B 1: arithmetic, not a measurement")
     for title, (values, memory, length) in PUBLISHED.items():

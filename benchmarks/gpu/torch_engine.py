@@ -37,7 +37,7 @@ from txl_runtime.errors import BackendError, UsageError
 __all__ = ["CudaPlace", "HostPlace", "Interpreter", "Place", "TorchExecutable", "open_torch"]
 
 SMALL = 4096
-"""Constants of more values than this are weights: nothing is computed of them when a program is opened."""
+"""Constants of more values than this count as weights: nothing is computed from them when a program is opened."""
 
 
 class Interpreter:
@@ -45,7 +45,7 @@ class Interpreter:
 
     Args:
         graph: an ONNX file's bytes.
-        folder: where its weights lie.
+        folder: the folder with its weights.
         device: "cuda:0" or "cpu".
         in_place: outputs that have the memory of an input.
         weights: tensors by name that other graphs of the same folder have; new ones are added.
@@ -71,17 +71,17 @@ class Interpreter:
         self._outputs = [output.name for output in model.graph.output]
 
     def __call__(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The outputs, by name. A state that is updated in place is the input's own tensor."""
-        found = {**self._constants, **values}
+        """Return the outputs by name. A state that is updated in place is the same tensor as the input."""
+        results = {**self._constants, **values}
         with torch.inference_mode():
             for index, (node, function, inputs, outputs) in enumerate(self._steps):
-                given = [found[name] if name else None for name in inputs]
+                given = [results[name] if name else None for name in inputs]
                 result = function(node, *given)
                 parts = (result,) if isinstance(result, Tensor) else tuple(result)
-                found.update(zip(outputs, parts, strict=True))
+                results.update(zip(outputs, parts, strict=True))
                 for name in self._last.get(index, ()):
-                    del found[name]
-        return {name: found[name] for name in self._outputs}
+                    del results[name]
+        return {name: results[name] for name in self._outputs}
 
     def _hold(self, tensor: TensorProto, weights: dict[str, Tensor]) -> None:
         if tensor.external_data and tensor.name in weights:
@@ -95,7 +95,7 @@ class Interpreter:
             self._host[tensor.name] = held
 
     def _add(self, proto: NodeProto) -> None:
-        """A step of the interpretation; what follows from constants alone is computed now."""
+        """Add a step to the interpretation; results that depend only on constants are computed now."""
         node = self._read(proto)
         inputs, outputs = list(proto.input), list(proto.output)
         function = OPERATORS[node.operator]
@@ -126,10 +126,10 @@ class Interpreter:
         return Node(proto.op_type, name, attributes, static, len(proto.output), proto.op_type == "TensorScatter")
 
     def _check_in_place(self, model: ModelProto, in_place: Mapping[str, str]) -> None:
-        """Only a scatter overwrites, only what has to be, and nobody else may read that.
+        """Check that only scatters overwrite, only the tensors that must be, and that no other node reads these.
 
         Raises:
-            UsageError: the graph has another plan.
+            UsageError: the graph has a different structure.
         """
         reads: dict[str, int] = {}
         for node in model.graph.node:
@@ -149,11 +149,11 @@ class Interpreter:
         last: dict[str, int] = {}
         for index, (*_, inputs, outputs) in enumerate(self._steps):
             last |= dict.fromkeys([name for name in (*inputs, *outputs) if name], index)
-        found: dict[int, list[str]] = {}
+        results: dict[int, list[str]] = {}
         for name, index in last.items():
             if name not in kept:
-                found.setdefault(index, []).append(name)
-        return found
+                results.setdefault(index, []).append(name)
+        return results
 
 
 def _tensor_of(tensor: TensorProto, folder: Path) -> Tensor:
@@ -182,11 +182,11 @@ class Place(Protocol):
         in_place: Mapping[str, str],
         queue: Any,
     ) -> Launch:
-        """Work that reads a program's inputs and writes its outputs, whenever it is called."""
+        """Return a call that reads a program's inputs and writes its outputs."""
 
 
 class HostPlace(Place):
-    """The host's memory; work is done when it is called."""
+    """The host's memory; work is done at once."""
 
     device = "cpu"
 
@@ -203,10 +203,10 @@ class HostPlace(Place):
 
 
 class CudaPlace(Place):
-    """A GPU, by PyTorch's CUDA.
+    """A GPU, through PyTorch's CUDA.
 
     Args:
-        ordinal: which.
+        ordinal: the number of the GPU.
     """
 
     def __init__(self, ordinal: int = 0) -> None:
@@ -223,7 +223,8 @@ class CudaPlace(Place):
     ) -> Launch:
         """See `Place`. The launch keeps the pool, and a record keeps the launch."""
         stream: Any = torch.cuda.ExternalStream(queue.handle, device=self.device)  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(stream):  # the library of products takes its working memory outside of every pool
+        # the library of matrix products allocates its working memory outside every pool
+        with torch.cuda.stream(stream):
             small = torch.ones(8, 8, device=self.device)
             small @ small
         stream.synchronize()
@@ -248,7 +249,7 @@ class CudaPlace(Place):
 
 
 class _Raw:
-    """Memory of a device as CUDA's array interface describes it; bfloat16 goes as what it lies in."""
+    """Device memory as CUDA's array interface describes it; bfloat16 is passed as 16-bit integers."""
 
     def __init__(self, address: int, spec: TensorSpec) -> None:
         kind = np.dtype("<i2") if spec.dtype == "bfloat16" else stored_type(spec.dtype)
@@ -267,7 +268,7 @@ def _on_host(address: int, spec: TensorSpec) -> Tensor:
 
 
 def view_of(data: Any, spec: TensorSpec) -> Tensor:
-    """Bytes of the host as a tensor; nothing is copied."""
+    """Return host bytes as a tensor, e.g. float32 [2, 3] of 24 bytes; nothing is copied."""
     kind = np.dtype("<i2") if spec.dtype == "bfloat16" else stored_type(spec.dtype)
     return _typed(torch.from_numpy(data.view(kind).reshape(spec.fixed)), spec)
 
@@ -283,7 +284,7 @@ def _work(
     in_place: Mapping[str, str],
     tensor: Callable[[int, TensorSpec], Tensor],
 ) -> Launch:
-    """Run the interpreter over tensors at addresses, and put its results where they belong."""
+    """Run the interpreter on tensors at addresses, and write its results to their addresses."""
     inputs = {spec.name: tensor(addresses[spec.name], spec) for spec in program.inputs}
     outputs = {spec.name: tensor(addresses[spec.name], spec) for spec in program.outputs if spec.name not in in_place}
 
@@ -320,7 +321,7 @@ class TorchExecutable(Executable):
         def run() -> None:
             try:
                 launch()
-            except RuntimeError as error:  # of PyTorch, and of CUDA beneath it
+            except RuntimeError as error:  # raised by PyTorch, also for errors of CUDA
                 raise BackendError(f"program {name} failed in PyTorch: {' '.join(str(error).split())[:300]}") from None
 
         return run
@@ -329,7 +330,7 @@ class TorchExecutable(Executable):
 def open_torch(
     bundle: Bundle, device: Device, place: Place, update: str | None = None, kinds: Sequence[str] = ()
 ) -> DeviceBackend:
-    """A bundle's whole programs, interpreted; all of them unless some kinds are named.
+    """Open a bundle's whole programs for interpretation: those of the named kinds, or all.
 
     Raises:
         UsageError: a program has an operator that is not interpreted.

@@ -25,7 +25,7 @@ TYPES = {
     10: torch.float16,
     16: torch.bfloat16,
 }
-"""ONNX's numbers of types."""
+"""PyTorch's dtypes by ONNX's numbers of types."""
 
 STATIC: dict[str, tuple[int, ...]] = {
     "Reshape": (1,),
@@ -38,7 +38,7 @@ STATIC: dict[str, tuple[int, ...]] = {
     "TopK": (1,),
     **dict.fromkeys(("ReduceSum", "ReduceMean", "ReduceMax", "ReduceLogSumExp"), (1,)),
 }
-"""Inputs that say how, not what: they are read on the host."""
+"""Inputs, by operator, that are read on the host when a program is opened: shapes, axes and sizes."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,10 @@ class Node:
     """One node of a graph.
 
     Attributes:
-        operator, name: its operator, and what messages call it.
-        attributes: by name.
-        static: whole numbers of those inputs that are `STATIC`, by place.
-        results: how many it has.
+        operator, name: its operator, and its name in messages.
+        attributes: its attributes by name.
+        static: for each input in `STATIC`, its whole numbers, by place.
+        results: the number of its results.
         in_place: whether the first tensor may be overwritten with the result.
     """
 
@@ -74,7 +74,7 @@ def _unary(function: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
 
 
 def _every(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
-    """An operator of any number of tensors."""
+    """Return an operator that takes any number of tensors."""
 
     def run(_: Node, first: Tensor, *others: Tensor) -> Tensor:
         for other in others:
@@ -89,37 +89,37 @@ def _divide(_: Node, first: Tensor, second: Tensor) -> Tensor:
     return torch.div(first, second, rounding_mode="trunc") if whole else first / second
 
 
-def _clip(_: Node, given: Tensor, least: Tensor | None = None, most: Tensor | None = None) -> Tensor:
-    given = given if least is None else torch.maximum(given, least)
-    return given if most is None else torch.minimum(given, most)
+def _clip(_: Node, tensor: Tensor, least: Tensor | None = None, most: Tensor | None = None) -> Tensor:
+    tensor = tensor if least is None else torch.maximum(tensor, least)
+    return tensor if most is None else torch.minimum(tensor, most)
 
 
-def _cast(node: Node, given: Tensor) -> Tensor:
+def _cast(node: Node, tensor: Tensor) -> Tensor:
     kind = int(node.attributes["to"])
     if kind not in TYPES:
         raise node.refuse(f"a cast to ONNX's type {kind}")
-    return given.to(TYPES[kind])
+    return tensor.to(TYPES[kind])
 
 
-def _gather(node: Node, given: Tensor, index: Tensor) -> Tensor:
-    axis = int(node.attributes.get("axis", 0)) % given.dim()
-    flat = _within(index, given.shape[axis]).flatten()
-    return given.index_select(axis, flat).reshape(*given.shape[:axis], *index.shape, *given.shape[axis + 1 :])
+def _gather(node: Node, tensor: Tensor, index: Tensor) -> Tensor:
+    axis = int(node.attributes.get("axis", 0)) % tensor.dim()
+    flat = _within(index, tensor.shape[axis]).flatten()
+    return tensor.index_select(axis, flat).reshape(*tensor.shape[:axis], *index.shape, *tensor.shape[axis + 1 :])
 
 
-def _gather_elements(node: Node, given: Tensor, index: Tensor) -> Tensor:
-    axis = int(node.attributes.get("axis", 0)) % given.dim()
-    return given.gather(axis, _within(index, given.shape[axis]))
+def _gather_elements(node: Node, tensor: Tensor, index: Tensor) -> Tensor:
+    axis = int(node.attributes.get("axis", 0)) % tensor.dim()
+    return tensor.gather(axis, _within(index, tensor.shape[axis]))
 
 
 def _within(index: Tensor, size: int) -> Tensor:
-    """Places from the start of an axis; ONNX counts negative ones from its end."""
+    """Return places counted from the start of an axis; ONNX counts negative ones from its end."""
     index = index.long()
     return torch.where(index < 0, index + size, index)
 
 
 def _scatter(node: Node, held: Tensor, rows: Tensor, starts: Tensor | None = None) -> Tensor:
-    """Rows of an axis are replaced, in each sequence from a start of its own on."""
+    """Replace rows of an axis, in each sequence from a start of its own on."""
     if node.attributes.get("mode", b"linear") != b"linear":
         raise node.refuse("a mode other than linear")
     axis = int(node.attributes.get("axis", -2)) % held.dim()
@@ -134,7 +134,7 @@ def _scatter(node: Node, held: Tensor, rows: Tensor, starts: Tensor | None = Non
 
 
 def _product(first: Tensor, second: Tensor) -> Tensor:
-    """Half precision is added up in float32 and rounded once; a GPU does so, and a CPU may not."""
+    """Multiply matrices. Half precision is summed in float32 and rounded once, as on a GPU; a CPU may do otherwise."""
     if first.device.type == "cpu" and first.dtype in (torch.float16, torch.bfloat16):
         return (first.float() @ second.float()).to(first.dtype)
     return first @ second
@@ -149,60 +149,60 @@ def _gemm(node: Node, first: Tensor, second: Tensor, bias: Tensor | None = None)
     return product if bias is None else product + (bias if beta == 1 else bias * beta)
 
 
-def _layer_norm(node: Node, given: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
-    axis = int(node.attributes.get("axis", -1)) % given.dim()
+def _layer_norm(node: Node, tensor: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
+    axis = int(node.attributes.get("axis", -1)) % tensor.dim()
     epsilon = float(node.attributes.get("epsilon", 1e-5))
-    return torch.nn.functional.layer_norm(given, list(given.shape[axis:]), scale, bias, epsilon)
+    return torch.nn.functional.layer_norm(tensor, list(tensor.shape[axis:]), scale, bias, epsilon)
 
 
 def _softmax(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda node, given: function(given, dim=int(node.attributes.get("axis", -1)))
 
 
-def _reshape(node: Node, given: Tensor, _: Tensor) -> Tensor:
+def _reshape(node: Node, tensor: Tensor, _: Tensor) -> Tensor:
     zero = not node.attributes.get("allowzero", 0)
-    sizes = [given.shape[i] if size == 0 and zero else size for i, size in enumerate(node.static[1])]
-    return given.reshape(sizes)
+    sizes = [tensor.shape[i] if size == 0 and zero else size for i, size in enumerate(node.static[1])]
+    return tensor.reshape(sizes)
 
 
-def _expand(node: Node, given: Tensor, _: Tensor) -> Tensor:
+def _expand(node: Node, tensor: Tensor, _: Tensor) -> Tensor:
     sizes = list(node.static[1])
-    missing = given.dim() - len(sizes)
-    sizes = list(given.shape[: max(missing, 0)]) + sizes
-    for place in range(1, given.dim() + 1):  # from the right: 1 leaves a size as it is
-        sizes[-place] = max(sizes[-place], given.shape[-place])
-    return given.expand(sizes)
+    missing = tensor.dim() - len(sizes)
+    sizes = list(tensor.shape[: max(missing, 0)]) + sizes
+    for place in range(1, tensor.dim() + 1):  # from the right: 1 leaves a size as it is
+        sizes[-place] = max(sizes[-place], tensor.shape[-place])
+    return tensor.expand(sizes)
 
 
-def _slice(node: Node, given: Tensor, *_: Tensor) -> Tensor:
+def _slice(node: Node, tensor: Tensor, *_: Tensor) -> Tensor:
     starts, ends = node.static[1], node.static[2]
     axes, steps = node.static.get(3, tuple(range(len(starts)))), node.static.get(4, (1,) * len(starts))
     if min(steps) < 1:
         raise node.refuse("a step backwards")
-    places: list[slice] = [slice(None)] * given.dim()
+    places: list[slice] = [slice(None)] * tensor.dim()
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         places[axis] = slice(start, end, step)
-    return given[tuple(places)]
+    return tensor[tuple(places)]
 
 
-def _split(node: Node, given: Tensor, *_: Tensor) -> Sequence[Tensor]:
+def _split(node: Node, tensor: Tensor, *_: Tensor) -> Sequence[Tensor]:
     axis = int(node.attributes.get("axis", 0))
-    whole = given.shape[axis]
+    whole = tensor.shape[axis]
     even = math.ceil(whole / node.results)
     sizes = node.static.get(1) or [min(even, whole - start) for start in range(0, whole, even)]
     starts = [sum(sizes[:index]) for index in range(len(sizes))]
-    return [given.narrow(axis, start, size) for start, size in zip(starts, sizes, strict=True)]
+    return [tensor.narrow(axis, start, size) for start, size in zip(starts, sizes, strict=True)]
 
 
-def _unsqueeze(node: Node, given: Tensor, _: Tensor) -> Tensor:
-    rank = given.dim() + len(node.static[1])
+def _unsqueeze(node: Node, tensor: Tensor, _: Tensor) -> Tensor:
+    rank = tensor.dim() + len(node.static[1])
     for axis in sorted(place % rank for place in node.static[1]):
-        given = given.unsqueeze(axis)
-    return given
+        tensor = tensor.unsqueeze(axis)
+    return tensor
 
 
-def _squeeze(node: Node, given: Tensor, *_: Tensor) -> Tensor:
-    return given.squeeze(node.static[1]) if 1 in node.static else given.squeeze()
+def _squeeze(node: Node, tensor: Tensor, *_: Tensor) -> Tensor:
+    return tensor.squeeze(node.static[1]) if 1 in node.static else tensor.squeeze()
 
 
 def _reduce(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -215,24 +215,26 @@ def _reduce(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return run
 
 
-def _cumulative(node: Node, given: Tensor, _: Tensor) -> Tensor:
+def _cumulative(node: Node, tensor: Tensor, _: Tensor) -> Tensor:
     if node.attributes.get("exclusive", 0) or node.attributes.get("reverse", 0):
         raise node.refuse("an exclusive or a reversed sum")
-    return given.cumsum(node.static[1][0], dtype=given.dtype)
+    return tensor.cumsum(node.static[1][0], dtype=tensor.dtype)
 
 
-def _best(node: Node, given: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the largest or smallest values; of equal ones the first, as ONNX wants: torch's topk promises nothing."""
+def _best(node: Node, tensor: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the largest or smallest values; of equal ones the first, as ONNX demands and torch's topk does not
+    promise.
+    """
     axis, count = int(node.attributes.get("axis", -1)), node.static[1][0]
-    values, places = given.sort(dim=axis, descending=bool(node.attributes.get("largest", 1)), stable=True)
+    values, places = tensor.sort(dim=axis, descending=bool(node.attributes.get("largest", 1)), stable=True)
     return values.narrow(axis, 0, count), places.narrow(axis, 0, count)
 
 
-def _largest_place(node: Node, given: Tensor) -> Tensor:
+def _largest_place(node: Node, tensor: Tensor) -> Tensor:
     if node.attributes.get("select_last_index", 0):
         raise node.refuse("the last of equal values")
     axis = int(node.attributes.get("axis", 0))
-    return given.argmax(dim=axis, keepdim=bool(node.attributes.get("keepdims", 1)))
+    return tensor.argmax(dim=axis, keepdim=bool(node.attributes.get("keepdims", 1)))
 
 
 OPERATORS: dict[str, Callable[..., Tensor | Sequence[Tensor]]] = {
@@ -284,4 +286,4 @@ OPERATORS: dict[str, Callable[..., Tensor | Sequence[Tensor]]] = {
     "Unsqueeze": _unsqueeze,
     "Where": lambda _, which, yes, no: torch.where(which, yes, no),
 }
-"""Everything that is interpreted."""
+"""All operators that are interpreted."""

@@ -55,9 +55,10 @@ MODELS = {
     "ut01_act": ("Universal Transformer with adaptive computation time", "none; hops end by position"),
     "kn01_knnlm": ("kNN-LM", "none; a datastore outside of the model"),
 }
-"""Every stored case, in the page's order, in words."""
+"""Every stored case in the page's order, with its description."""
 MINIMAL = {"as01_adaptive_span": "adaptive_span", "ut01_act": "universal", "kn01_knnlm": "nearest_neighbours"}
-"""Cases whose code no package index has: a minimal module of their tensors, in tests/stand_ins/stateful."""
+"""Cases whose code is on no package index; tests/stand_ins/stateful has a minimal module of the same tensors for each.
+"""
 
 
 def main(names: list[str]) -> None:
@@ -76,7 +77,7 @@ def line(name: str) -> tuple[str, ...]:
 
 
 def words(name: str) -> tuple[str, str, str]:
-    """The model with what to type, its memory, and how it is exported."""
+    """Return the model with its command, its memory, and the way it is exported."""
     model, memory = MODELS[name]
     if adapter := ADAPTED.get(name):
         return f"[{model}](adapters.md#{adapter})", memory, f"adapter `{adapter}`"
@@ -85,17 +86,17 @@ def words(name: str) -> tuple[str, str, str]:
 
 
 def figures(name: str) -> tuple[str, ...]:
-    """The columns that are found by exporting, running and building it."""
+    """Return the columns that come from exporting, running and building the case."""
     case = Case(name)
     form = form_of(case)
     with tempfile.TemporaryDirectory() as folder:
-        made = exported(case, form, Path(folder) / "model.txl", growth=GROWTH.get(name, "auto"))
-        manifest = made.manifest
+        result = exported(case, form, Path(folder) / "model.txl", growth=GROWTH.get(name, "auto"))
+        manifest = result.manifest
         logprobs = next((entry.name for entry in manifest.outputs if entry.role == "logprobs"), None)
-        outputs, states = differences(run_bundle(case, made.path), case, _new(form, logprobs))
+        outputs, states = differences(run_bundle(case, result.path), case, _new(form, logprobs))
         if manifest.family.get("growth") == "symbolic":
-            made = exported(case, form, Path(folder) / "stages.txl", growth="stages")
-        engines = engines_of(made)
+            result = exported(case, form, Path(folder) / "stages.txl", growth="stages")
+        engines = engines_of(result)
     none = "a counter" if _counts(manifest) else "none"
     growth = {"": none, "symbolic": "any number of rows", "stages": f"{len(manifest.programs)} graphs"}
     return (
@@ -109,7 +110,7 @@ def figures(name: str) -> tuple[str, ...]:
 
 
 def exported(case: Case, form: Form, path: Path, **options: Any) -> Any:
-    """Export a case in the form that its users have."""
+    """Export a case in the way its users do."""
     lengths = case.segment_lengths()
     return txl_export.export(
         form.spec, path, batch_size=case.batch_size, segment_length=lengths, verify=False, **options
@@ -117,7 +118,7 @@ def exported(case: Case, form: Form, path: Path, **options: Any) -> Any:
 
 
 def _new(form: Form, logprobs: str | None) -> str | None:
-    """The output that was logits; one that the module itself gives as log-probabilities is compared as it is."""
+    """Return the output spec with role logits; an output that the module gives as log-probabilities stays as it is."""
     declared = {entry.name: entry.role for entry in form.spec.outputs if not isinstance(entry, str)}
     return logprobs if declared.get(logprobs or "") == "logits" else None
 
@@ -128,17 +129,17 @@ def _counts(manifest: Any) -> bool:
 
 
 def _states(manifest: Any) -> list[str]:
-    """Shapes with the batch as B, and how many there are of each."""
-    found: dict[str, int] = {}
+    """Return the shapes of the states with B for the batch, and the number of states of each shape."""
+    results: dict[str, int] = {}
     for entry in manifest.states:
         rows = None if entry.row_axis is None else f"0…{entry.shape[entry.row_axis]}"
         shape = f"[{', '.join(map(str, entry.axes.filled('B', rows)))}]"
-        found[shape] = found.get(shape, 0) + 1
-    return [f"{count} × {shape}" if count > 1 else shape for shape, count in found.items()]
+        results[shape] = results.get(shape, 0) + 1
+    return [f"{count} × {shape}" if count > 1 else shape for shape, count in results.items()]
 
 
 def engines_of(made: Any) -> str:
-    """Build a bundle's engines; returns "2 built", or the reason why there are none."""
+    """Build a bundle's engines; return "2 built", or the reason why there are none."""
     try:
         return f"{len(build_bundle(made.path, 'rtx', gpus=(GPU,)).engines)} built"
     except TxlError as error:

@@ -1,4 +1,4 @@
-"""The largest errors of every code base against the original implementations: docs/measurements/parity.md.
+"""Measures the largest errors of every code base against the original implementations, for docs/measurements/parity.md.
 
 python benchmarks/parity/oracle_errors.py
 """

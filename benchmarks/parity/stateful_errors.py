@@ -25,14 +25,14 @@ def main(names: list[str]) -> None:
 
 
 def _line(case: Case, folder: Path) -> str:
-    made = export_case(case, folder / "bundle.txl", growth=GROWTH.get(case.name, "auto"))
-    manifest = made.manifest
-    outputs, states = errors(run_bundle(case, made.path), case)
+    result = export_case(case, folder / "bundle.txl", growth=GROWTH.get(case.name, "auto"))
+    manifest = result.manifest
+    outputs, states = errors(run_bundle(case, result.path), case)
     carried = f"{states:.1e}" if manifest.states else "none"
     package = f"{case.facts['implementation']['package'].split('@')[0]}, {case.facts['family']}"
     open_rows = any("rows" in spec.shape for program in manifest.programs for spec in program.inputs)
     programs = f"{len(manifest.programs)}{', rows open' if open_rows else ''}"
-    engines = engines_of(export_case(case, folder / "stages.txl", growth="stages") if open_rows else made)
+    engines = engines_of(export_case(case, folder / "stages.txl", growth="stages") if open_rows else result)
     row = (case.name, package, manifest.streams, programs, f"{outputs:.1e}", carried, engines)
     return f"| {' | '.join(row)} |"
 

@@ -29,13 +29,13 @@ def main(names: list[str]) -> None:
 
 
 def line(name: str) -> tuple[str, ...]:
-    """Return the page's line of a system, in the order of `HEADER`."""
-    system, found = SYSTEMS[name], ("–", "–")
+    """Return the page's line for a system, in the order of `HEADER`."""
+    system, result = SYSTEMS[name], ("–", "–")
     if system.source:
         with tempfile.TemporaryDirectory() as folder:
             outputs, states = errors(system, Path(folder))
-        found = f"{outputs:.0e}", f"{states:.0e}" if states else "0"
-    return name, system.carried, system.said, *found
+        result = f"{outputs:.0e}", f"{states:.0e}" if states else "0"
+    return name, system.carried, system.said, *result
 
 
 if __name__ == "__main__":

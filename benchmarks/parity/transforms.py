@@ -22,20 +22,20 @@ ROWS = 64
 
 
 def main(sizes: list[int]) -> None:
-    """Print a line for each number of samples: relative to the largest number, against NumPy in float64."""
+    """Print a line for each number of samples: the error relative to the largest number, against NumPy in float64."""
     print("| samples | matrix, MB | rfft, irfft | ONNX Runtime's DFT | torch | ms a frame | ONNX Runtime's DFT |")
     print("|---|---|---|---|---|---|---|")
     for samples in sizes:
         errors, times = list[list[float]](), list[float]()
         for inverse in (False, True):
             x = np.random.default_rng(0).normal(size=(ROWS, samples)).astype(np.float32)
-            given: Any = np.fft.rfft(x).astype(np.complex64) if inverse else x
-            wide, own = given.astype(complex if inverse else float), torch.tensor(given)
+            inputs: Any = np.fft.rfft(x).astype(np.complex64) if inverse else x
+            wide, own = inputs.astype(complex if inverse else float), torch.tensor(inputs)
             exact: Any = np.fft.irfft(wide, samples) if inverse else np.fft.rfft(wide)
             own = torch.fft.irfft(own, samples) if inverse else torch.fft.rfft(own)
-            found = [_run(made, given, exact) for made in _graphs(samples, inverse, ROWS)]
-            errors.append([float(np.abs(one - exact).max() / np.abs(exact).max()) for one in (*found, own.numpy())])
-            times = times or [_time(made, samples) for made in _graphs(samples, inverse, 1)]
+            results = [_run(result, inputs, exact) for result in _graphs(samples, inverse, ROWS)]
+            errors.append([float(np.abs(one - exact).max() / np.abs(exact).max()) for one in (*results, own.numpy())])
+            times = times or [_time(result, samples) for result in _graphs(samples, inverse, 1)]
         pairs = [", ".join(f"{one:.1e}" for one in both) for both in zip(*errors, strict=True)]
         size = 4 * samples * 2 * (samples // 2 + 1) / 1e6
         cells = [samples, f"{size:.2g}", *pairs, *(f"{one:.2g}" for one in times)]
@@ -43,12 +43,12 @@ def main(sizes: list[int]) -> None:
 
 
 def _graphs(samples: int, inverse: bool, rows: int) -> list[bytes]:
-    """The transform as a product, and as ONNX Runtime's DFT."""
+    """Return two graphs of the transform: a product, and ONNX Runtime's DFT."""
     steps = samples // 2 + 1
     shapes = [(rows, steps, 2), (rows, samples, 1)] if inverse else [(rows, samples, 1), (rows, steps, 2)]
     node = helper.make_node("DFT", ["x", "n"], ["y"], axis=1, onesided=1, inverse=int(inverse))
-    given, made = ([helper.make_tensor_value_info(name, 1, shape)] for name, shape in zip("xy", shapes, strict=True))
-    graph = helper.make_graph([node], "transform", given, made, [helper.make_tensor("n", 7, [], [samples])])
+    inputs, result = ([helper.make_tensor_value_info(name, 1, shape)] for name, shape in zip("xy", shapes, strict=True))
+    graph = helper.make_graph([node], "transform", inputs, result, [helper.make_tensor("n", 7, [], [samples])])
     whole = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
     model = ir.from_proto(whole)
     x, y = (TensorSpec(name=name, dtype="float32", shape=shape) for name, shape in zip("xy", shapes, strict=True))
@@ -56,10 +56,10 @@ def _graphs(samples: int, inverse: bool, rows: int) -> list[bytes]:
     return [ir.to_proto(model).SerializeToString(), whole.SerializeToString()]
 
 
-def _run(graph: bytes, given: Any, exact: Any) -> Any:
-    parts = np.stack([given.real, given.imag], -1) if np.iscomplexobj(given) else given[..., None]
-    (found,) = onnxruntime.InferenceSession(graph).run(None, {"x": parts})
-    return found[..., 0] + 1j * found[..., 1] if np.iscomplexobj(exact) else found[..., 0]
+def _run(graph: bytes, inputs: Any, exact: Any) -> Any:
+    parts = np.stack([inputs.real, inputs.imag], -1) if np.iscomplexobj(inputs) else inputs[..., None]
+    (result,) = onnxruntime.InferenceSession(graph).run(None, {"x": parts})
+    return result[..., 0] + 1j * result[..., 1] if np.iscomplexobj(exact) else result[..., 0]
 
 
 def _time(graph: bytes, samples: int) -> float:

@@ -1,4 +1,4 @@
-"""Every step that is timed, by its name."""
+"""All steps that are timed, by name."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def names() -> list[str]:
 
 
 def made(name: str, outside: Path | None) -> Step:
-    """One step, with the same random weights in every process.
+    """Make one step, with the same random weights in every process.
 
     Raises:
-        AbsentError: of `foreign_steps`: its package or checkout is not there.
+        AbsentError: the package or checkout of one of `foreign_steps` is missing.
     """
     torch.manual_seed(0)
     return _steps(outside)[name]()

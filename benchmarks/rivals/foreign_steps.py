@@ -1,4 +1,4 @@
-"""Steps of other packages' models and of other people's repositories; each says what it needs where that is absent."""
+"""Steps of other packages' and repositories' models; each says what it needs if that is missing."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ ROOT = Path(__file__).parents[2]
 
 
 class AbsentError(Exception):
-    """Raised if something that a step needs is not there."""
+    """Raised if a package or checkout that a step needs is missing."""
 
 
 def gtrxl(batch: int) -> Step:
-    """The GTrXL of samples/policy."""
+    """Make the GTrXL of samples/policy."""
     spec, _ = read_source(f"{ROOT / 'samples' / 'policy' / 'gtrxl.py'}:build", None)
     return Step(spec, batch)
 
 
 def emformer() -> Step:
-    """Torchaudio's Emformer, 2 layers of width 128, a segment of 4 frames."""
+    """Make torchaudio's Emformer: 2 layers of width 128, segments of 4 frames."""
     config = {"input_dim": 128, "num_heads": 4, "ffn_dim": 256, "num_layers": 2, "segment_length": 4}
     return Step(
         _adapted("emformer", "torchaudio", {**config, "left_context_length": 16, "right_context_length": 1}), 1, 4
@@ -36,12 +36,12 @@ def emformer() -> Step:
 
 
 def mamba(width: int = 128, layers: int = 2) -> Step:
-    """Mambapy's Mamba, 2 layers of width 128 unless said, a token a step."""
+    """Make mambapy's Mamba, by default 2 layers of width 128, one token per step."""
     return Step(_adapted("mamba", "mambapy", {"d_model": width, "n_layers": layers}))
 
 
 def x_transformers() -> Step:
-    """x-transformers' Transformer-XL: 2 layers of width 128 with a memory of 64 rows."""
+    """Make x-transformers' Transformer-XL: 2 layers of width 128 with a memory of 64 rows."""
     layers = {"dim": 128, "depth": 2, "heads": 4, "attn_dim_head": 32, "rel_pos_bias": True}
     config = {"num_tokens": 256, "max_seq_len": 64, "max_mem_len": 64, "attn_layers": layers}
     spec = _adapted("x_transformers", "x_transformers", config)
@@ -49,7 +49,7 @@ def x_transformers() -> Step:
 
 
 def _renamed(spec: StepSpec) -> Any:
-    """The same scores, which no bundle turns into log-probabilities."""
+    """Return the step with its scores under a name that no bundle turns into log-probabilities."""
 
     def step(module: Any, inputs: dict[str, Any], states: dict[str, Any]) -> Any:
         assert spec.step is not None
@@ -60,7 +60,7 @@ def _renamed(spec: StepSpec) -> Any:
 
 
 def _adapted(name: str, package: str, config: dict[str, Any]) -> StepSpec:
-    """An adapter's step with random weights."""
+    """Return an adapter's step with random weights."""
     if str(ROOT / ".packages") not in sys.path:
         sys.path.append(str(ROOT / ".packages"))
     if find_spec(package) is None:
@@ -71,7 +71,7 @@ def _adapted(name: str, package: str, config: dict[str, Any]) -> StepSpec:
 
 
 def gtcrn(outside: Path | None, file: str | None = None) -> Step:
-    """GTCRN's streaming module with its weights; with `file`, what its publisher exported in place of the module."""
+    """Make GTCRN's streaming module with its weights; with `file`, the ONNX file that its publisher exported."""
     folder = _checkout(outside, "gtcrn/stream")
     published = folder / "onnx_models" / f"{file or 'gtcrn_simple'}.onnx"
     if file is not None:
@@ -98,13 +98,13 @@ def gtcrn(outside: Path | None, file: str | None = None) -> Step:
 
 
 def _cloned(module: Any, inputs: dict[str, Any], states: dict[str, Any]) -> Any:
-    """GTCRN's module writes into the caches that it is given."""
+    """Wrap GTCRN's module to work on copies of its caches, because it writes into them."""
     enhanced, *after = module(inputs["mix"], *(state.clone() for state in states.values()))
     return {"enh": enhanced}, dict(zip(states, after, strict=True))
 
 
 def dtln(outside: Path | None, number: int) -> Step:
-    """One of the two files of DTLN."""
+    """Return one of DTLN's two files as a step."""
     folder = _checkout(outside, "DTLN/pretrained_model")
     published = folder / f"model_{number}.onnx"
     return Step(published, published=published)

@@ -9,7 +9,7 @@ from txl_export import InputSpec, StateSpec, StepSpec
 
 
 class LlamaLayer(nn.Module):
-    """Attention of grouped heads with rotary places, then gated linear layers."""
+    """Attention with grouped heads and rotary positions, then gated linear layers."""
 
     turns: Tensor
 
@@ -24,7 +24,11 @@ class LlamaLayer(nn.Module):
         self.register_buffer("turns", 10000.0 ** (-torch.arange(0, self.size, 2) / self.size))
 
     def forward(self, x: Tensor, keys: Tensor, values: Tensor, place: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[B, width], two windows [B, shared heads, rows, size] and the place int64 [B] → the same, a row newer."""
+        """Run a token: [B, width], two windows [B, shared heads, rows, size] and places int64 [B] → the same, a row
+        newer.
+
+        For example, [1, 256], twice [1, 2, 64, 32], and [17].
+        """
         batch, rows = len(x), keys.shape[2]
         angle = place[:, None, None] * self.turns
         normed = self.norms[0](x)
@@ -46,14 +50,17 @@ class LlamaLayer(nn.Module):
 
 
 class Llama(nn.Module):
-    """Two such layers."""
+    """Two layers of `LlamaLayer`."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.layers = nn.ModuleList(LlamaLayer(width, 8, 2, 3 * width) for _ in range(2))
 
     def forward(self, x: Tensor, keys: Tensor, values: Tensor, place: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """[B, width], [layers, B, shared heads, rows, size] twice and int64 [B] → the same."""
+        """Run a token: [B, width], twice [layers, B, shared heads, rows, size] and places int64 [B] → the same.
+
+        For example, [1, 256], twice [2, 1, 2, 64, 32], and [17].
+        """
         kept = []
         for layer, key, value in zip(self.layers, keys.unbind(0), values.unbind(0), strict=True):
             x, *new = layer(x, key, value, place)
@@ -62,13 +69,13 @@ class Llama(nn.Module):
 
 
 def llama() -> Step:
-    """Llama with a window of 64 rows, of width 256."""
+    """Make a Llama of width 256 with a window of 64 rows."""
     windows = [StateSpec(name, (2, "B", 2, 64, 32)) for name in ("keys", "values")]
     return frame_step(Llama(256), 256, [*windows, StateSpec("place", ("B",), dtype="int64")])
 
 
 class RetNet(nn.Module):
-    """Layers of retention in its recurrent form: a matrix of each head fades and is added to."""
+    """Layers of retention in recurrent form: each head has a matrix that fades and to which each token adds."""
 
     fade: Tensor
 
@@ -86,7 +93,9 @@ class RetNet(nn.Module):
         self.register_buffer("fade", 1 - 2.0 ** (-5 - torch.arange(heads))[:, None, None])
 
     def forward(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, width] and [layers, B, heads, size, size] → the same."""
+        """Run a token: [B, width] and a state [layers, B, heads, size, size] → the same, e.g. [1, 128] and
+        [2, 1, 4, 32, 32].
+        """
         after = []
         for old, mix, out, norm, group, wide in zip(
             state.unbind(0), self.mixes, self.outs, self.norms, self.groups, self.wide, strict=True
@@ -94,21 +103,21 @@ class RetNet(nn.Module):
             query, key, value, gate = mix(norm(x)).chunk(4, -1)
             query, key, value = (part.view(-1, self.heads, self.size) for part in (query, key, value))
             new = self.fade * old + key[..., :, None] * value[..., None, :] * self.size**-0.5
-            found = (query[..., None, :] @ new).flatten(1)
-            x = x + out(nn.functional.silu(gate) * group(found))
+            results = (query[..., None, :] @ new).flatten(1)
+            x = x + out(nn.functional.silu(gate) * group(results))
             x = x + wide(x)
             after.append(new)
         return x, torch.stack(after)
 
 
 def retnet(width: int = 128, heads: int = 4, layers: int = 2) -> Step:
-    """RetNet, 2 layers of width 128 with 4 heads unless said."""
+    """Make a RetNet, by default 2 layers of width 128 with 4 heads."""
     states = [StateSpec("state", (layers, "B", heads, width // heads, width // heads))]
     return frame_step(RetNet(width, heads, layers), width, states)
 
 
 class RwkvLayer(nn.Module):
-    """Time mixing by an average that is kept stable by its largest exponent, and channel mixing."""
+    """Time mixing by a running average, which its largest exponent keeps stable, and channel mixing."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -121,7 +130,7 @@ class RwkvLayer(nn.Module):
         self.wide, self.narrow = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
 
     def forward(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, width] and [B, 5, width] → the same."""
+        """Run a token: [B, width] and a state [B, 5, width] → the same."""
         before, before_wide, top, bottom, largest = state.unbind(1)
         now = self.norms[0](x)
         key, value, gate = (
@@ -140,14 +149,14 @@ class RwkvLayer(nn.Module):
 
 
 class Rwkv(nn.Module):
-    """Such layers."""
+    """Layers of `RwkvLayer`."""
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
         self.layers = nn.ModuleList(RwkvLayer(width) for _ in range(layers))
 
     def forward(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, width] and [layers, B, 5, width] → the same."""
+        """Run a token: [B, width] and a state [layers, B, 5, width] → the same."""
         kept = []
         for layer, old in zip(self.layers, state.unbind(0), strict=True):
             x, new = layer(x, old)
@@ -156,14 +165,14 @@ class Rwkv(nn.Module):
 
 
 def rwkv(width: int = 128, layers: int = 2) -> Step:
-    """RWKV of the fourth version, 2 layers of width 128 unless said."""
+    """Make an RWKV of the fourth version, by default 2 layers of width 128."""
     first = torch.zeros(layers, 1, 5, width)
     first[:, :, 4] = -1e30
     return frame_step(Rwkv(width, layers), width, [StateSpec("state", (layers, "B", 5, width), initial=first)])
 
 
 class DeltaLayer(nn.Module):
-    """Gated delta rule in its recurrent form, as Qwen3-Next's: a matrix of each head fades and learns what it lacks."""
+    """The gated delta rule in recurrent form, as in Qwen3-Next: each head's matrix fades, and learns what it lacks."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -176,7 +185,7 @@ class DeltaLayer(nn.Module):
         self.wide, self.narrow = nn.Linear(width, 4 * width, bias=False), nn.Linear(2 * width, width, bias=False)
 
     def forward(self, x: Tensor, seen: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[B, width], [B, 3 width, 3] and [B, heads, size, size] → the same."""
+        """Run a token: [B, width], a window [B, 3 width, 3] and a state [B, heads, size, size] → the same."""
         normed = self.norms[0](x)
         into, gate = self.mix(normed).split((3 * x.shape[-1], x.shape[-1]), -1)
         joined = torch.cat((seen, into[..., None]), -1)
@@ -189,21 +198,21 @@ class DeltaLayer(nn.Module):
         state = state * fade[..., None, None]
         lacks = (value - (state * key[..., None]).sum(-2)) * torch.sigmoid(amount)[..., None]
         state = state + key[..., None] * lacks[..., None, :]
-        found = (state * (query * self.size**-0.5)[..., None]).sum(-2)
-        x = x + self.out(self.each(found).flatten(1) * nn.functional.silu(gate))
+        results = (state * (query * self.size**-0.5)[..., None]).sum(-2)
+        x = x + self.out(self.each(results).flatten(1) * nn.functional.silu(gate))
         gate, wide = self.wide(self.norms[1](x)).chunk(2, -1)
         return x + self.narrow(nn.functional.silu(gate) * wide), joined[..., 1:], state
 
 
 class DeltaNet(nn.Module):
-    """Layers of it."""
+    """Layers of `DeltaLayer`."""
 
     def __init__(self, width: int, heads: int, layers: int) -> None:
         super().__init__()
         self.layers = nn.ModuleList(DeltaLayer(width, heads) for _ in range(layers))
 
     def forward(self, x: Tensor, seen: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[B, width], [layers, B, 3 width, 3] and [layers, B, heads, size, size] → the same."""
+        """Run a token: [B, width], [layers, B, 3 width, 3] and [layers, B, heads, size, size] → the same."""
         kept = []
         for layer, *old in zip(self.layers, seen.unbind(0), state.unbind(0), strict=True):
             x, *new = layer(x, *old)
@@ -212,14 +221,16 @@ class DeltaNet(nn.Module):
 
 
 def deltanet(width: int = 128, heads: int = 4, layers: int = 2) -> Step:
-    """A gated DeltaNet, 2 layers of width 128 with 4 heads unless said."""
+    """Make a gated DeltaNet, by default 2 layers of width 128 with 4 heads."""
     size = width // heads
     states = [StateSpec("seen", (layers, "B", 3 * width, 3)), StateSpec("state", (layers, "B", heads, size, size))]
     return frame_step(DeltaNet(width, heads, layers), width, states)
 
 
 class Zipformer(nn.Module):
-    """A block: half a feed-forward, attention over cached keys, a causal convolution, half a feed-forward, a bypass."""
+    """A block: half a feed-forward layer, attention over cached keys, a causal convolution, the other half, a
+    bypass.
+    """
 
     def __init__(self, width: int, heads: int, taps: int) -> None:
         super().__init__()
@@ -237,7 +248,7 @@ class Zipformer(nn.Module):
         self.bias = nn.Parameter(torch.zeros(()))
 
     def forward(self, x: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> tuple[Tensor, ...]:
-        """[B, T, width], two caches [rows, B, width] and [B, width, taps - 1] → the same."""
+        """Run frames: [B, T, width] and two caches [rows, B, width] and [B, width, taps - 1] → the same."""
         start, length = x, x.shape[1]
         x = x + self.one(x)
         query, key = self.query_key(x).chunk(2, -1)
@@ -247,8 +258,8 @@ class Zipformer(nn.Module):
             part.unflatten(-1, (self.heads, -1)).permute(order)
             for part, order in ((query, (0, 2, 1, 3)), (every, (1, 2, 3, 0)), (held, (1, 2, 0, 3)))
         )
-        found = (query @ rows * query.shape[-1] ** -0.5).softmax(-1) @ cells
-        x = x + self.out(found.transpose(1, 2).flatten(2))
+        results = (query @ rows * query.shape[-1] ** -0.5).softmax(-1) @ cells
+        x = x + self.out(results.transpose(1, 2).flatten(2))
         value, gate = self.into(x).chunk(2, -1)
         joined = torch.cat((seen, (value * torch.sigmoid(gate)).transpose(1, 2)), 2)
         mixed = self.depth(joined).transpose(1, 2)
@@ -259,7 +270,7 @@ class Zipformer(nn.Module):
 
 
 def zipformer() -> Step:
-    """A block over 4 frames, of width 128."""
+    """Make a block of width 128 that takes 4 frames per step."""
     caches = [StateSpec(name, (32, "B", 128)) for name in ("keys", "values")]
     states = [*caches, StateSpec("seen", ("B", 128, 14))]
     return Step(StepSpec(Zipformer(128, 4, 15).eval(), [InputSpec("x", ("B", 4, 128))], states, ["y"]))

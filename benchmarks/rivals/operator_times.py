@@ -1,4 +1,4 @@
-"""Splits the time of a step in ONNX Runtime by operator: its own profile of every session that a way opens."""
+"""Splits a step's time in ONNX Runtime by operator, from the profile of every session that a way opens."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class OperatorTimes(Struct, frozen=True, kw_only=True):
 
     Attributes:
         call: processor time of a call without the profiler, the median.
-        engine: what the engine's own call takes of it, the median.
-        operators: by type of operator, how many nodes of it run in a call and how long all of these take, with the
-            profiler's own time in it: the mean without the slowest quarter, in which others had the processor.
+        engine: the median share of the engine's own call in that time.
+        operators: for each type of operator, the number of its nodes in a call and the time of all of them, with the
+            profiler's own time: the mean without the slowest quarter, in which other processes ran.
     """
 
     call: float
@@ -39,7 +39,7 @@ class OperatorTimes(Struct, frozen=True, kw_only=True):
 
 
 def operator_times(open_way: Callable[[], Competitor], call: Callable[[Competitor], Work], calls: int) -> OperatorTimes:
-    """Measure a way's call by operator; the way is opened anew, because the profiler has to be asked for then."""
+    """Measure a way's call by operator; the way is opened again, because profiling must be requested at that time."""
     whole, engine = _shares(open_way, call, calls)
     with tempfile.TemporaryDirectory() as folder:
         with _opening(Path(folder)) as sessions:
@@ -64,15 +64,15 @@ def operator_times(open_way: Callable[[], Competitor], call: Callable[[Competito
 
 
 def _shares(open_way: Callable[[], Competitor], call: Callable[[Competitor], Work], calls: int) -> tuple[float, float]:
-    """The medians of a call and of the engine's calls in it, in µs."""
+    """Return the medians of a call and of the engine's calls in it, in µs."""
     spent: list[float] = []
 
     def timed(run: Callable[..., Any]) -> Callable[..., Any]:
         def running(*given: Any, **named: Any) -> Any:
             started = time.process_time()
-            found = run(*given, **named)
+            result = run(*given, **named)
             spent[-1] += time.process_time() - started
-            return found
+            return result
 
         return running
 
@@ -97,15 +97,15 @@ def _called(work: Work, calls: int) -> None:
 
 @contextmanager
 def _opening(profiles: Path | None) -> Iterator[list[Any]]:
-    """The sessions that are opened while this lasts; with a folder each writes a profile there."""
+    """Collect the sessions that are opened inside the block; with a folder, each writes a profile there."""
     sessions: list[Any] = []
     options, session = onnxruntime.SessionOptions, onnxruntime.InferenceSession
 
     def recording() -> Any:
-        made = options()
+        option_parser = options()
         if profiles is not None:
-            made.enable_profiling, made.profile_file_prefix = True, str(profiles / "profile")
-        return made
+            option_parser.enable_profiling, option_parser.profile_file_prefix = True, str(profiles / "profile")
+        return option_parser
 
     def opened(*given: Any, **named: Any) -> Any:
         sessions.append(session(*given, **named))

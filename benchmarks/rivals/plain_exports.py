@@ -28,16 +28,16 @@ from txl_deploy.bench.competitors.shared_layers import SharedLayers, Work
 __all__ = ["Engine", "OnnxRuntime", "OpenVino", "PlainExport", "emulates_bf16", "no_openvino"]
 
 AFTER = "_out"
-"""Follows the name of keys and values where they are results."""
+"""Suffix of the names of keys and values that are results."""
 
 
 def no_openvino() -> str:
-    """Explain why OpenVINO cannot run here; "" if it can."""
+    """Return why OpenVINO cannot run here; "" if it can."""
     return "" if importlib.util.find_spec("openvino") else "OpenVINO is not installed: pip install openvino"
 
 
 def emulates_bf16() -> bool:
-    """Return True if OpenVINO is there and computes bfloat16 by emulation: this processor has no such products."""
+    """Return True if OpenVINO is installed and emulates bfloat16, because this processor has no such products."""
     if no_openvino():
         return False
     import openvino
@@ -65,7 +65,7 @@ class OnnxRuntime:
         self.memory: list[Array] = []
 
     def call(self, tokens: Ids) -> Array:
-        """Run token ids, int32 [B, T], and return the answer."""
+        """Run token ids, int32 [B, T], e.g. [1, 64], and return the answer."""
         fed: dict[str, Any] = dict(zip(self._names, self.memory, strict=True))
         answer, *self.memory = self._session.run(None, {self._tokens: tokens} | fed)
         return np.asarray(answer)
@@ -76,7 +76,7 @@ class OpenVino:
 
     Args:
         path: the file.
-        threads: of the plugin.
+        threads: number of threads of the plugin.
         precision: "f32" or "bf16", the INFERENCE_PRECISION_HINT.
     """
 
@@ -100,7 +100,7 @@ class OpenVino:
 
     @property
     def memory(self) -> list[Array]:
-        """A copy."""
+        """Return a copy of keys and values, e.g. [1, 8, 640, 64] each."""
         return [np.array(state.state.data) for state in self._states]
 
     @memory.setter
@@ -125,7 +125,7 @@ class PlainExport(KeyValue):
 
     Attributes:
         given: while a step is exported, keys and values of each layer in turns, [B, H, M, d_head]; else none.
-        after: what they are after the step.
+        after: the keys and values after the step.
     """
 
     def __init__(
@@ -186,10 +186,10 @@ class PlainExport(KeyValue):
         names = [f"{kind}.{i}" for i in range(self.parts.config.n_layer) for kind in ("key", "value")]
         examples = torch.from_numpy(tokens), *self.memory()
         step = _Step(self, work)
-        logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # that torchvision is absent
+        logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # silences a warning that torchvision is absent
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
-            step(*examples)  # computes tables and masks, which are constants of the file
+            step(*examples)  # run once, to compute the tables and masks that become constants of the file
             torch.onnx.export(
                 step,
                 examples,

@@ -51,9 +51,9 @@ class Row(Struct, frozen=True, kw_only=True):
     """One step with one number of threads.
 
     Attributes:
-        ways: what was measured, by way; the bundle's is `OURS`.
-        left_out: by way, why it was not timed.
-        profiles: by way, where its time goes in ONNX Runtime, of the bundle and of the best way by hand.
+        ways: the measurements by way; the bundle's way is `OURS`.
+        left_out: for each way that was not timed, the reason.
+        profiles: the times of operators in ONNX Runtime, for the bundle and for the best way by hand.
     """
 
     step: str
@@ -63,12 +63,12 @@ class Row(Struct, frozen=True, kw_only=True):
     profiles: dict[str, OperatorTimes] = {}
 
     def against(self, names: tuple[str, ...]) -> float | None:
-        """The bundle's time over that of the fastest of these ways."""
+        """Return the bundle's time divided by that of the fastest of these ways."""
         return ratio(self.ways[OURS], [self.ways[name] for name in names if name in self.ways])
 
 
 def bundle_of(name: str, step: Step, folder: Path) -> Path:
-    """The step's bundle in a folder, exported where it is not there yet; it is compared with the module later."""
+    """Return the step's bundle in a folder; export it if it is missing. It is compared with the module later."""
     path = folder / f"{name}.txl"
     if not path.exists():
         log(f"export {name}")
@@ -81,7 +81,10 @@ def bundle_of(name: str, step: Step, folder: Path) -> Path:
 
 
 def measure(name: str, step: Step, bundle: Path, folder: Path, threads: int, options: argparse.Namespace) -> Row:
-    """Compare all ways of one step with the bundle, and let those that agree take turns, on `threads` threads."""
+    """Compare all ways of one step with the bundle, and let those that agree take turns, on `threads` threads.
+
+    For example, on 2 threads.
+    """
     works = Works(_opened(bundle, threads))
     (task,) = works.tasks
     others: dict[str, Competitor] = {}
@@ -93,7 +96,7 @@ def measure(name: str, step: Step, bundle: Path, folder: Path, threads: int, opt
             with contextlib.redirect_stderr(io.StringIO()):
                 other = make()
                 agree(works.ours, other, works.model)
-        except Exception as error:  # an exporter and a compiler raise what they like, and the others are still timed
+        except Exception as error:  # exporters and compilers raise any error; the other ways are still timed
             left_out[way] = f"{type(error).__name__}: {one_line(error)}"
             log(f"  left out: {left_out[way][:300]}")
         else:
@@ -105,13 +108,13 @@ def measure(name: str, step: Step, bundle: Path, folder: Path, threads: int, opt
     if options.profile is None or slower is None or slower <= options.profile:
         return row
     best = min((way for way in BY_HAND if way in timed), key=lambda way: timed[way].median)
-    found = {
+    results = {
         way: operator_times(
             opening[way], lambda other: works.call(other, task), max(100, min(2000, int(2e5 / timed[way].p50)))
         )
         for way in (OURS, best)
     }
-    return msgspec.structs.replace(row, profiles=found)
+    return msgspec.structs.replace(row, profiles=results)
 
 
 def _opened(bundle: Path, threads: int) -> Model:
@@ -119,7 +122,7 @@ def _opened(bundle: Path, threads: int) -> Model:
 
 
 def tables(rows: list[Row]) -> list[Table]:
-    """Processor time with the ratios, and wall time."""
+    """Return a table of processor time with the ratios, and one of wall time."""
     ways = [OURS, *(name for name in NAMES if any(name in row.ways for row in rows))]
     cpu = Table(
         ("step", "threads", *ways, "bundle / best ONNX by hand", "bundle / best torch"),
@@ -129,10 +132,10 @@ def tables(rows: list[Row]) -> list[Table]:
     for row in rows:
         medians = [row.ways[name].median if name in row.ways else None for name in ways]
         ratios = [
-            None if found is None else f"{found:.2f}" for found in (row.against(BY_HAND), row.against(TORCH_WAYS))
+            None if result is None else f"{result:.2f}" for result in (row.against(BY_HAND), row.against(TORCH_WAYS))
         ]
         cpu.add(row.step, row.threads, *medians, *ratios)
-        spread = [f"{found.p50:.3g} ({found.p99:.3g})" if (found := row.ways.get(name)) else None for name in ways]
+        spread = [f"{result.p50:.3g} ({result.p99:.3g})" if (result := row.ways.get(name)) else None for name in ways]
         wall.add(row.step, row.threads, *spread)
     left_out = Table(("step", "threads", "way", "why it was not timed"), title="Left out")
     for row in rows:
@@ -142,7 +145,7 @@ def tables(rows: list[Row]) -> list[Table]:
 
 
 def _profile(row: Row) -> Table:
-    """Operators of the bundle's graph beside those of the other file's."""
+    """Return operators of the bundle's graph beside those of the second file."""
     (ours, theirs), other = row.profiles.values(), [*row.profiles][1]
     title = f"{row.step}, {row.threads} threads: bundle / {other} = {row.against((other,)):.2f} by processor time"
     table = Table(("µs", "bundle, nodes", "bundle", f"{other}, nodes", other, "difference"), title=title)

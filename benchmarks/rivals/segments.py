@@ -33,11 +33,13 @@ from txl_runtime import load
 
 LENGTH, SEGMENTS = 64, 4
 Parallel = Callable[[Any, Tensor], Tensor]
-"""The outputs of [B, L, width], from fresh states."""
+"""A function that returns the outputs for x [B, L, width], from fresh states."""
 
 
 def retnet(module: Any, x: Tensor) -> Tensor:
-    """Retention in its parallel form: attention whose scores fade with the distance."""
+    """Run retention in its parallel form: attention whose scores fade with the distance. x [1, 64, 128] →
+    [1, 64, 128].
+    """
     batch, length, width = x.shape
     apart = torch.arange(length)[:, None] - torch.arange(length)
     fades = (module.fade ** apart.clamp(min=0)).tril()
@@ -46,15 +48,15 @@ def retnet(module: Any, x: Tensor) -> Tensor:
     ):
         query, key, value, gate = mix(norm(x)).chunk(4, -1)
         query, key, value = (part.view(batch, length, module.heads, -1).transpose(1, 2) for part in (query, key, value))
-        found = (query @ key.transpose(2, 3) * fades * module.size**-0.5) @ value
-        found = group(found.transpose(1, 2).reshape(-1, width)).view(x.shape)
-        x = x + out(F.silu(gate) * found)
+        results = (query @ key.transpose(2, 3) * fades * module.size**-0.5) @ value
+        results = group(results.transpose(1, 2).reshape(-1, width)).view(x.shape)
+        x = x + out(F.silu(gate) * results)
         x = x + wide(x)
     return x
 
 
 def deltanet(module: Any, x: Tensor) -> Tensor:
-    """The gated delta rule by transformers' form in chunks."""
+    """Run the gated delta rule in chunks, as transformers does: x [1, 64, 128] → [1, 64, 128]."""
     rule = import_module("transformers.models.qwen3_next.modeling_qwen3_next").torch_chunk_gated_delta_rule
     batch, length, width = x.shape
     for layer in module.layers:
@@ -65,15 +67,19 @@ def deltanet(module: Any, x: Tensor) -> Tensor:
         query, key, value = (part.reshape(batch, length, layer.heads, -1) for part in parts)
         amount, fade = layer.gates(normed).chunk(2, -1)
         fade = -layer.rate.exp() * F.softplus(fade + layer.bias)
-        found, _ = rule(query, key, value, fade, torch.sigmoid(amount), chunk_size=LENGTH, use_qk_l2norm_in_kernel=True)
-        x = x + layer.out(layer.each(found).flatten(2) * F.silu(gate))
+        result, _ = rule(
+            query, key, value, fade, torch.sigmoid(amount), chunk_size=LENGTH, use_qk_l2norm_in_kernel=True
+        )
+        x = x + layer.out(layer.each(result).flatten(2) * F.silu(gate))
         gate, wide = layer.wide(layer.norms[1](x)).chunk(2, -1)
         x = x + layer.narrow(F.silu(gate) * wide)
     return x
 
 
 def rwkv(module: Any, x: Tensor) -> Tensor:
-    """RWKV by transformers' loop over positions for the average, everything else at once."""
+    """Run RWKV as transformers does: a loop over positions for the average, everything else at once, e.g. x
+    [1, 64, 128].
+    """
     average = import_module("transformers.models.rwkv.modeling_rwkv").rwkv_linear_attention_cpu
     for layer in module.layers:
         now = layer.norms[0](x)
@@ -86,8 +92,8 @@ def rwkv(module: Any, x: Tensor) -> Tensor:
                 (layer.gate, layer.mix_gate),
             )
         )
-        found, _ = average(torch.log(-layer.decay), layer.first, key, value)
-        x = x + layer.out(torch.sigmoid(gate) * found)
+        result, _ = average(torch.log(-layer.decay), layer.first, key, value)
+        x = x + layer.out(torch.sigmoid(gate) * result)
         wide = layer.norms[1](x)
         before = F.pad(wide, (0, 0, 1, 0))[:, :-1]
         inner = torch.relu(layer.wide(torch.lerp(before, wide, layer.mix_in))).square()
@@ -96,12 +102,12 @@ def rwkv(module: Any, x: Tensor) -> Tensor:
 
 
 def mamba(module: Any, x: Tensor) -> Tensor:
-    """Mambapy's own forward: a parallel scan."""
+    """Run mambapy's own forward, a parallel scan: x [1, 64, 128] → [1, 64, 128]."""
     return module(x)  # type: ignore[no-any-return]
 
 
 def models(width: int, heads: int) -> dict[str, tuple[Callable[[], Step], Parallel]]:
-    """Steps and parallel forms by name."""
+    """Return steps and their parallel forms by name."""
     return {
         "retnet": (partial(mixers.retnet, width, heads), retnet),
         "rwkv": (partial(mixers.rwkv, width), rwkv),
@@ -111,53 +117,56 @@ def models(width: int, heads: int) -> dict[str, tuple[Callable[[], Step], Parall
 
 
 def exact(step: Step, x: NDArray[Any]) -> NDArray[Any]:
-    """Outputs of the module in float64, position by position; float32 where the module does not run in float64."""
+    """Return the module's outputs in float64, position by position; in float32 if it does not run in float64.
+
+    For example, x [1, 64, 128] → [1, 64, 128].
+    """
     from txl_export.families.own_module.module_call import Eager, in_float64
     from txl_export.families.own_module.sizes import fresh_states
 
     spec = step.source
     assert not isinstance(spec, Path)
     eager = in_float64(spec, 1, 1) or Eager(spec)
-    states, found = dict(fresh_states(spec, 1, eager.dtype)), []
+    states, results = dict(fresh_states(spec, 1, eager.dtype)), []
     for position in range(x.shape[1]):
         outputs, after = eager({spec.inputs[0].name: torch.from_numpy(x[:, position])}, states)
         states = dict(after)
-        found.append(next(iter(outputs.values())).numpy())
-    return np.stack(found, 1)
+        results.append(next(iter(outputs.values())).numpy())
+    return np.stack(results, 1)
 
 
 def apart(found: NDArray[Any], wanted: NDArray[Any]) -> float:
-    """The largest difference as a share of the largest value."""
+    """Return the largest difference divided by the largest value, e.g. 0.1 for [1.1, 2.0] and [1.0, 1.0 + 1.0]."""
     return float(np.abs(found - wanted).max() / np.abs(wanted).max())
 
 
 def timed(work: Callable[[], Any]) -> float:
-    """Seconds of this thread."""
+    """Return this thread's processor seconds of a call."""
     start = time.thread_time()
     work()
     return time.thread_time() - start
 
 
 def compare(name: str, step: Step, parallel: Parallel, rounds: int) -> str:
-    """A line of the table."""
+    """Compare one model's ways, and return a line of the table."""
     spec: Any = step.source
     with tempfile.TemporaryDirectory() as folder:
         bundle = Path(folder) / "bundle.txl"
         txl_export.export(spec, bundle, segment_length=[LENGTH, 1], verify=False)
         model = load(bundle, "cpu", threads=1)
-    stream, given = model.stream(), spec.inputs[0].name
+    stream, inputs = model.stream(), spec.inputs[0].name
     width = spec.inputs[0].shape[-1]
     x = np.random.default_rng(0).standard_normal((1, SEGMENTS * LENGTH, width), np.float32)
     segments = [np.ascontiguousarray(x[:, at : at + LENGTH]) for at in range(0, x.shape[1], LENGTH)]
     ones = [np.ascontiguousarray(x[:, at : at + 1]) for at in range(LENGTH)]
     wanted = exact(step, x)
-    found = np.concatenate([next(iter(stream.run({given: one}).values())).copy() for one in segments], 1)
+    results = np.concatenate([next(iter(stream.run({inputs: one}).values())).copy() for one in segments], 1)
     with torch.no_grad():
         whole = torch.from_numpy(segments[0])
         theirs = parallel(spec.module, whole).numpy()
         ways: dict[str, Callable[[], Any]] = {
-            "segment": lambda: stream.run({given: segments[1]}),
-            "steps": lambda: [stream.run({given: one}) for one in ones],
+            "segment": lambda: stream.run({inputs: segments[1]}),
+            "steps": lambda: [stream.run({inputs: one}) for one in ones],
             "parallel": lambda: parallel(spec.module, whole),
         }
         for work in ways.values():
@@ -168,7 +177,7 @@ def compare(name: str, step: Step, parallel: Parallel, rounds: int) -> str:
                 times[way] = np.append(times[way], timed(work))
     ratio = [f"{np.median(times[way] / times['segment']):.1f}" for way in ("steps", "parallel")]
     middle = {way: f"{np.median(values) * 1e3:.1f}" for way, values in times.items()}
-    errors = [f"{apart(found, wanted):.0e}", f"{apart(theirs, wanted[:, :LENGTH]):.0e}"]
+    errors = [f"{apart(results, wanted):.0e}", f"{apart(theirs, wanted[:, :LENGTH]):.0e}"]
     columns = [name, middle["steps"], middle["segment"], ratio[0], f"{middle['parallel']} ({ratio[1]})", *errors]
     return f"| {' | '.join(columns)} |"
 

@@ -68,7 +68,7 @@ LOADS: dict[str, dict[str, Any]] = {
     "": {},
     " (small pages)": {"huge_pages": False},
 }
-"""Further arguments of `load`, by the end of the bundle's name; left out where `load` has no such parameter."""
+"""Further arguments of `load`, by the suffix of the bundle's name; left out if `load` lacks the parameter."""
 RIVALS = "torch-kv,torch-bf16,torch-compile,onnx-kv,openvino"
 MODELS: dict[str, dict[str, Any]] = {
     "12x512": shape(12, 512, 8, 64, 2048, 204),
@@ -85,11 +85,11 @@ EXPORT = """import json, pathlib, sys
 from benchmarks.shared.models import random_bundle
 random_bundle(pathlib.Path(sys.argv[1]), **json.loads(sys.argv[2]))"""
 RATE = 50e9
-"""Operations of one thread in a second, for nothing but the estimate of a cell's time."""
+"""Operations per second of one thread; used only to estimate the time of a cell."""
 
 
 class Cell(Struct, frozen=True):
-    """A cell of the table: all in it is measured together."""
+    """A cell of the table; everything in it is measured together."""
 
     model: str
     memory: int
@@ -98,11 +98,11 @@ class Cell(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The begin of its files' names; they are the same for any number of threads."""
+        """Return the start of its files' names; it is the same for any number of threads."""
         return f"{self.model}-m{self.memory}-b{self.batch}"
 
     def seconds(self, ways: int, rounds: int, turn: float) -> float:
-        """Estimate how long it takes beside exports and compilers: segments of 64 that are compared, and turns."""
+        """Estimate the seconds besides exports and compilers: segments of 64 that are compared, and turns."""
         size = MODELS[self.model]
         inside, words = size["n_head"] * size["d_head"], size["d_model"] * size["vocab_size"]
         layer = (4 * inside + 2 * size["d_inner"]) * size["d_model"] + 3 * (self.memory + 64) * inside
@@ -128,7 +128,7 @@ class Found(Struct, frozen=True, kw_only=True):
 
 
 class Native(BundleCompetitor):
-    """A copy of a bundle with its compiled step, which is built where it is not there yet."""
+    """A copy of a bundle with its compiled step, which is built if it is missing."""
 
     def __init__(self, name: str, path: Path, cache: Cache, threads: int, bf16: bool = False) -> None:
         copy = path.with_name(f"{path.stem}-native-{'bf16-' if bf16 else ''}{cache}.txl")
@@ -151,7 +151,9 @@ class Native(BundleCompetitor):
 
 
 class Before(BundleCompetitor):
-    """A bundle of another checkout, opened by this one to be compared; `slices` are of the other's process."""
+    """An old checkout's bundle, which this checkout opens for comparison; `slices` run in the old checkout's
+    process.
+    """
 
     def __init__(self, name: str, path: Path, source: Path, threads: int) -> None:
         super().__init__(name, txl_runtime.load(path, threads=threads))
@@ -164,7 +166,7 @@ class Before(BundleCompetitor):
         script = ROOT / "benchmarks" / "compare" / "old_against_new.py"
         child = ("--child", str(self._path), "--threads", str(self._threads))
         with asked([sys.executable, str(script), str(self._source), *child], self._source, "of --before") as ask:
-            ask({"work": "load"})  # it is ready when it answers
+            ask({"work": "load"})  # the answer says that the process is ready
 
             def run(work: str, seconds: float) -> tuple[float, list[float]]:
                 answer = ask({"work": work, "seconds": seconds})
@@ -174,7 +176,7 @@ class Before(BundleCompetitor):
 
 
 def bundle_of(cell: Cell, precision: str, source: Path, folder: Path) -> Path:
-    """The cell's bundle in a folder, exported by a checkout where it is not there yet.
+    """Return the cell's bundle in a folder; let a checkout export it if it is missing.
 
     Raises:
         UsageError: the checkout did not export it.
@@ -183,14 +185,14 @@ def bundle_of(cell: Cell, precision: str, source: Path, folder: Path) -> Path:
     if not path.exists():
         log(f"    {source} exports {path.name}")
         folder.mkdir(parents=True, exist_ok=True)
-        given = {
+        inputs = {
             "values": MODELS[cell.model],
             "lengths": (4, 1) if cell.model == "tiny" else (64, 1),
             "memory_length": cell.memory,
             "batch_size": cell.batch,
             "precision": precision,
         }
-        command = [sys.executable, "-c", EXPORT, str(path), json.dumps(given)]
+        command = [sys.executable, "-c", EXPORT, str(path), json.dumps(inputs)]
         done = subprocess.run(
             command, cwd=source, env=environment_of(source), capture_output=True, text=True, check=False
         )
@@ -202,7 +204,7 @@ def bundle_of(cell: Cell, precision: str, source: Path, folder: Path) -> Path:
 def bundles(
     cell: Cell, precisions: Sequence[str], before: Path | None, work: Path, caches: Sequence[Cache] = ()
 ) -> dict[str, Maker]:
-    """Makers of the bundles of both checkouts, and of the compiled steps of this one's."""
+    """Return makers of both checkouts' bundles, and of this checkout's compiled steps."""
     takes = inspect.signature(txl_runtime.load).parameters
 
     def ours(name: str, precision: str, how: dict[str, Any]) -> Competitor:
@@ -235,7 +237,7 @@ def bundles(
 
 
 def measure(cell: Cell, arguments: argparse.Namespace, work: Path) -> Found:
-    """Compare all ways of a cell with the fp32 bundle, and let those that agree take turns.
+    """Compare all ways of a cell with the fp32 bundle, and time those that agree in turns.
 
     Raises:
         TxlError: the fp32 bundle cannot be exported or opened.
@@ -244,19 +246,19 @@ def measure(cell: Cell, arguments: argparse.Namespace, work: Path) -> Found:
     works = Works(txl_runtime.load(bundle_of(cell, "fp32", ROOT, work / "bundles"), threads=cell.threads))
     rivals, left_out = forms(arguments.against, works.model, cell.threads, work / cell.name)
     ways: dict[str, Competitor] = {OURS: works.ours}
-    said = {name: (LEFT_OUT, why) for name, why in left_out.items()}
+    text = {name: (LEFT_OUT, why) for name, why in left_out.items()}
     for name, make in (makers | rivals).items():
         log(f"  {name}")
         try:
             other = make()
-            found = agree(works.ours, other, works.model)
-        except Exception as error:  # an exporter and a compiler raise what they like, and the others are still timed
-            said[name] = LEFT_OUT, f"{type(error).__name__}: {one_line(error)}"[:300]
-            log(f"    left out: {said[name][1]}")
+            result = agree(works.ours, other, works.model)
+        except Exception as error:  # exporters and compilers raise any error; the other ways are still timed
+            text[name] = LEFT_OUT, f"{type(error).__name__}: {one_line(error)}"[:300]
+            log(f"    left out: {text[name][1]}")
         else:
-            ways[name], reached = other, found.kl if found.measure == "kl" else found.max_abs
-            said[name] = other.description, f"{found.measure} {reached:.1e}, at most {found.limit:g}"
-    fill(works.ours, works.model)  # what failed may have left it half full
+            ways[name], reached = other, result.kl if result.measure == "kl" else result.max_abs
+            text[name] = other.description, f"{result.measure} {reached:.1e}, at most {result.limit:g}"
+    fill(works.ours, works.model)  # the failed way may have left the memory half full
     tasks = [] if arguments.prepare else [task for task in works.tasks if task.kind != "score"]
     bandwidth, timed = HostBandwidth(cell.threads), dict[str, dict[str, Timed]]()
     with ExitStack() as stack:
@@ -273,12 +275,12 @@ def measure(cell: Cell, arguments: argparse.Namespace, work: Path) -> Found:
         gb_per_second=bandwidth.gb_per_second,
         timed=timed,
         sizes={t.kind: {name: way.step_bytes(t.segment_length) for name, way in ways.items()} for t in tasks},
-        ways={OURS: (works.ours.description, "")} | said,
+        ways={OURS: (works.ours.description, "")} | text,
     )
 
 
 def tables(found: list[Found]) -> list[Table]:
-    """The steps, and what each way is or why it is missing."""
+    """Return a table of the steps, and a table of the ways: what each is, or why it is missing."""
     cells = ("model", "M", "B", "threads")
     steps = Table((*cells, "work", "way", "CPU ms", "of fp32", "wall ms", "MB", "floor ms", "of the floor"))
     ways = Table((*cells, "way", "what runs", "from the fp32 bundle"))
@@ -290,8 +292,8 @@ def tables(found: list[Found]) -> list[Table]:
                 floor = size / speed / 1e6
                 share = f"{1e3 * floor / (way.median if one.cell.threads == 1 else way.p50):.0%}"
                 steps.add(*cell, kind, name, way.median / 1e3, f"{times:.2f}", way.p50 / 1e3, size / 1e6, floor, share)
-        for name, said in one.ways.items():
-            ways.add(*cell, name, *said)
+        for name, text in one.ways.items():
+            ways.add(*cell, name, *text)
     return [steps, ways]
 
 
@@ -327,7 +329,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def cells_of(arguments: argparse.Namespace) -> list[Cell]:
-    """The cells that the options choose."""
+    """Return the cells that the options choose."""
     chosen = SHORT
     if arguments.model or arguments.memory or arguments.batch:
         models = arguments.model or [name for name in MODELS if name != "tiny"]
@@ -346,7 +348,7 @@ def main() -> int:
             "\n\n".join(table.markdown() for table in tables([*newest.values()])), stored[-1]["conditions"], sep="\n\n"
         )
         return 0
-    cells, found = cells_of(arguments), list[Found]()
+    cells, result = cells_of(arguments), list[Found]()
     with tempfile.TemporaryDirectory() as temporary:
         work = arguments.work or Path(temporary)
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(work.resolve() / "compiled"))
@@ -359,11 +361,11 @@ def main() -> int:
             left = sum(one.seconds(ways, arguments.rounds, arguments.seconds) for one in cells[number:])
             log(f"{cell.name}, threads {cell.threads}: {len(cells) - number} cells, about {left / 60:.0f} minutes")
             try:
-                found.append(measure(cell, arguments, work))
+                result.append(measure(cell, arguments, work))
             except TxlError as error:
                 log(f"  left out: {error}")
-            store("steps_table", arguments, tables(found), found)
-    finish("steps_table", arguments, tables(found), found)
+            store("steps_table", arguments, tables(result), result)
+    finish("steps_table", arguments, tables(result), result)
     return 0
 
 

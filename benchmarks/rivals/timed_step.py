@@ -1,4 +1,4 @@
-"""The timed steps: a step with state, as `txl_export.export` takes it, and the file that its publisher gives away."""
+"""A step that is timed: with state, as `txl_export.export` takes it, and the file that its publisher offers."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ class Step:
 
 
 def frame_step(module: nn.Module, width: int, states: Sequence[StateSpec], batch: int = 1, **more: Any) -> Step:
-    """A step that takes one frame `x` of `width` features of each sequence and returns `y` and the states."""
+    """Return a step that takes one frame `x` of `width` features per sequence, and returns `y` and the states."""
     return Step(StepSpec(module.eval(), [InputSpec("x", ("B", width))], states, ["y"]), batch, **more)

@@ -40,10 +40,10 @@ from txl_deploy.bench.competitors.shared_layers import SharedLayers, Work
 __all__ = ["FORMS", "USUAL", "BatchFirstHidden", "CompiledKeyValue", "GraphLayers", "forms"]
 
 OPENVINO = {"openvino": ("f32", "fp32"), "openvino-bf16": ("bf16", "bf16")}
-"""OpenVINO's word for a precision, and ours."""
+"""OpenVINO's name of a precision, and this project's, by form."""
 FORMS = (*PLAIN, "torch-bhlk", "torch-compile", "torch-bf16", "onnx-hidden", "onnx-rolled", "onnx-kv", *OPENVINO)
 USUAL = tuple(name for name in FORMS if name != "openvino-bf16")
-"""Without what older processors emulate: segments take 39 times float32's time."""
+"""Forms without those that older processors emulate: their segments take 39 times as long as float32's."""
 
 
 def forms(names: tuple[str, ...], model: Model, threads: int, folder: Path) -> tuple[dict[str, Maker], dict[str, str]]:
@@ -183,7 +183,7 @@ def _in_graph() -> bool:
 
 
 class GraphLayers(SharedLayers):
-    """Layers for compilers and exporters: in a graph no shape depends on ids."""
+    """Layers for compilers and exporters: no shape in the graph depends on ids."""
 
     def embed(self, tokens: Tensor) -> Tensor:
         """See `SharedLayers`."""
@@ -199,7 +199,7 @@ class GraphLayers(SharedLayers):
         return embedded.view(*tokens.shape, -1) * c.embedding_scale
 
     def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """See `SharedLayers`; in a graph every tail runs for all rows."""
+        """See `SharedLayers`; in a graph, every tail runs for all rows."""
         if not _in_graph():
             return super().nll(hidden, targets)
         return -self.log_probabilities(hidden).gather(1, targets.long()[:, None])[:, 0]
@@ -241,7 +241,8 @@ class CompiledKeyValue(KeyValue):
         if self.rows < self.parts.memory_length:
             return work(tokens)
         if work == self.nats and len(self.parts.config.clusters) > 1 and tokens.device.type == "cpu":
-            hidden = self.answer(self.segment, tokens[:, :-1])  # a CPU is faster with a tail for its rows alone
+            # on a CPU it is faster to run a tail only for its own rows
+            hidden = self.answer(self.segment, tokens[:, :-1])
             return self.parts.nll(hidden.flatten(0, 1), tokens[:, 1:].flatten()).view(len(tokens), -1)
         if not self._in_ring:
             for slots, rows in zip(self._ring, self.memory(), strict=True):
@@ -258,8 +259,9 @@ class CompiledKeyValue(KeyValue):
         length, m = tokens.shape[1], self.parts.memory_length
         window = self.parts.dialect.window_of(length, m)
         size, head, ahead = m + self._longest, self._head, torch.arange(length, device=tokens.device)
-        behind = (torch.arange(size, device=tokens.device) - head) % size  # slots after the first that is written now
-        row = torch.where(behind < length, behind, behind - size)  # counted from the segment's first
+        # number of slots behind the first one that this segment writes
+        behind = (torch.arange(size, device=tokens.device) - head) % size
+        row = torch.where(behind < length, behind, behind - size)  # row number, counted from the segment's first
         distance = ahead[:, None] - row  # [L, size]
         visible = (distance >= 0) & (row >= -m)
         if window is not None:

@@ -1,4 +1,4 @@
-"""Timing in turns by processor time: what other processes do on the machine then counts for little."""
+"""Timing in turns by processor time, which other processes on the machine hardly change."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Timed(Struct, frozen=True, kw_only=True):
 
     @property
     def median(self) -> float:
-        """Processor time of a call."""
+        """Return the median processor time of a call."""
         return statistics.median(self.cpu)
 
 

@@ -40,10 +40,10 @@ __all__ = ["BY_HAND", "NAMES", "TORCH_WAYS", "HandDriven", "makers"]
 EXPORTED = {"onnx": True, "onnx-tracer": False}
 """True for the newer of PyTorch's exporters, False for the older."""
 BY_HAND = (*EXPORTED, "published")
-"""Ways in ONNX Runtime, driven by hand."""
+"""Ways that run ONNX Runtime by hand."""
 NAMES = (*TORCH_WAYS, *BY_HAND)
 AFTER = "_out"
-"""Follows a state's name where it is a result."""
+"""Suffix of a state's name if it is a result."""
 NUMPY = {
     "tensor(float)": np.float32,
     "tensor(int32)": np.int32,
@@ -56,11 +56,11 @@ class HandDriven(Competitor):
     """An ONNX file as its user runs it: `session.run` with a dictionary, and new states fed back.
 
     Args:
-        name: of the way.
-        path: of the file; its new states are called as the states, with `AFTER` behind.
+        name: the way's name.
+        path: the ONNX file; a new state has the state's name with the suffix `AFTER`.
         model: the bundle, opened.
-        first: what states begin as, by name; zeros for the others.
-        threads: of the session.
+        first: initial values of states by name; zeros for the others.
+        threads: number of threads of the session.
     """
 
     def __init__(
@@ -70,15 +70,17 @@ class HandDriven(Competitor):
         options.intra_op_num_threads, options.log_severity_level = threads, 3
         self.name, self.description = name, "ONNX Runtime by hand"
         self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        given = {entry.name: entry for entry in self._session.get_inputs()}
-        self._kinds = {entry.name: NUMPY[given[entry.name].type] for entry in model.manifest.given}
+        inputs = {entry.name: entry for entry in self._session.get_inputs()}
+        self._kinds = {entry.name: NUMPY[inputs[entry.name].type] for entry in model.manifest.given}
         results = [entry.name for entry in self._session.get_outputs()]
         self._outputs = [(entry.name, results.index(entry.name)) for entry in model.manifest.outputs]
         self._fed = [
-            (state, results.index(after.get(state, state + AFTER))) for state in given if state not in self._kinds
+            (state, results.index(after.get(state, state + AFTER))) for state in inputs if state not in self._kinds
         ]
         self._first: dict[str, Array] = {
-            state: np.array(first[state] if state in first else np.zeros(given[state].shape), NUMPY[given[state].type])
+            state: np.array(
+                first[state] if state in first else np.zeros(inputs[state].shape), NUMPY[inputs[state].type]
+            )
             for state, _ in self._fed
         }
         self._bytes = path.stat().st_size + state_bytes(model.manifest)
@@ -92,16 +94,16 @@ class HandDriven(Competitor):
         for name, kind in self._kinds.items():
             array = inputs[name]
             feed[name] = array if array.dtype == kind else array.astype(kind)
-        found = self._session.run(None, feed)
-        self._states = {state: found[place] for state, place in self._fed}
-        return {name: found[place] for name, place in self._outputs}
+        result = self._session.run(None, feed)
+        self._states = {state: result[place] for state, place in self._fed}
+        return {name: result[place] for name, place in self._outputs}
 
     def step_bytes(self, length: int) -> int:
         return self._bytes
 
 
 class _Positional(nn.Module):
-    """A step as one function of tensors in order, as an exporter wants it."""
+    """A step as one function of tensors in order, as exporters need it."""
 
     def __init__(self, spec: StepSpec) -> None:
         super().__init__()
@@ -110,38 +112,38 @@ class _Positional(nn.Module):
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         spec = self._spec
         assert spec.step is not None
-        given = {entry.name: tensor for entry, tensor in zip(spec.inputs, tensors, strict=False)}
-        states = {entry.name: tensor for entry, tensor in zip(spec.states, tensors[len(given) :], strict=True)}
-        outputs, after = spec.step(self.module, given, states)
+        inputs = {entry.name: tensor for entry, tensor in zip(spec.inputs, tensors, strict=False)}
+        states = {entry.name: tensor for entry, tensor in zip(spec.states, tensors[len(inputs) :], strict=True)}
+        outputs, after = spec.step(self.module, inputs, states)
         return *outputs.values(), *(after[name] for name in states)
 
 
 def makers(names: tuple[str, ...], step: Step, model: Model, folder: Path, threads: int) -> dict[str, Maker]:
-    """Makers of the ways of these names that there are for a step.
+    """Return makers of the named ways that exist for a step.
 
     Args:
         names: some of `NAMES`.
-        step: what is timed.
+        step: the step to time.
         model: its bundle, opened.
-        folder: where exported files are kept, and found again.
-        threads: of PyTorch and of ONNX Runtime.
+        folder: the folder that keeps exported files for later runs.
+        threads: number of threads of PyTorch and of ONNX Runtime.
     """
-    found: dict[str, Maker] = {}
+    results: dict[str, Maker] = {}
     torch.set_num_threads(threads)
     if isinstance(step.source, StepSpec):
         spec = step.source
         torch_ways = tuple(name for name in names if name in TORCH_WAYS)
-        found |= own_competitors(torch_ways, spec, None, model, threads, Silent())[0]  # type: ignore[arg-type]
+        results |= own_competitors(torch_ways, spec, None, model, threads, Silent())[0]  # type: ignore[arg-type]
         first = _first_states(step)
         for name, dynamo in EXPORTED.items():
             if name in names:
-                found[name] = _exported(name, spec, step, model, folder, first, threads, dynamo)
+                results[name] = _exported(name, spec, step, model, folder, first, threads, dynamo)
     else:
         first = {}
     if step.published is not None and "published" in names:
         file, after = step.published, _paired(model)
-        found["published"] = lambda: HandDriven("published", file, model, first, threads, after)
-    return found
+        results["published"] = lambda: HandDriven("published", file, model, first, threads, after)
+    return results
 
 
 def _exported(
@@ -172,7 +174,7 @@ def _export(spec: StepSpec, step: Step, path: Path, dynamo: bool) -> None:
     examples += [torch.from_numpy(array) for array in _first_states(step).values()]
     module = spec.module if spec.step is None else _Positional(spec).eval()
     path.parent.mkdir(parents=True, exist_ok=True)
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # that torchvision is absent
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # silences a warning that torchvision is absent
     with warnings.catch_warnings(), torch.no_grad(), _silence():
         warnings.simplefilter("ignore")
         torch.onnx.export(
@@ -187,7 +189,7 @@ def _export(spec: StepSpec, step: Step, path: Path, dynamo: bool) -> None:
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """The tracer prints whole graphs to the process's standard output, past Python."""
+    """Silence the tracer, which prints whole graphs to standard output, past Python."""
     with Path(os.devnull).open("w") as nothing:
         sys.stdout.flush()
         kept = os.dup(1)
@@ -205,15 +207,15 @@ def _first_states(step: Step) -> dict[str, Array]:
     """Return the states' initial values, in the types that the module takes."""
     assert isinstance(step.source, StepSpec)
     fresh = fresh_states(step.source, step.batch)
-    found: dict[str, Array] = {}
+    results: dict[str, Array] = {}
     for entry in step.source.states:
         tensor = fresh[entry.name]
         assert tensor is not None, f"state {entry.name} is absent at first"
-        found[entry.name] = tensor.to(TORCH[entry.dtype]).numpy()
-    return found
+        results[entry.name] = tensor.to(TORCH[entry.dtype]).numpy()
+    return results
 
 
 def _paired(model: Model) -> dict[str, str]:
-    """By state, the result that is fed back to it, where the bundle was made of a file."""
+    """Return for each state the result that is fed back to it, if the bundle was made from a file."""
     pairs = (model.manifest.family or {}).get("states")
-    return {str(state): str(told) for state, told in pairs.items()} if isinstance(pairs, dict) else {}
+    return {str(state): str(names) for state, names in pairs.items()} if isinstance(pairs, dict) else {}

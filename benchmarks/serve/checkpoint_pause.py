@@ -29,14 +29,16 @@ def main() -> None:
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--sessions", type=int, default=64)
     parser.add_argument("--folder", type=Path, help="on the disk that is to be measured")
-    given = parser.parse_args()
-    model = load(given.bundle, "cpu", 1)
+    options = parser.parse_args()
+    model = load(options.bundle, "cpu", 1)
     with (
-        tempfile.TemporaryDirectory(dir=given.folder) as place,
+        tempfile.TemporaryDirectory(dir=options.folder) as place,
         Sessions(model, limits=Limits(waiting=4096)) as sessions,
     ):
         print(
-            json.dumps(asyncio.run(_measured(sessions, given.sessions, Path(place), model.manifest.model_id)), indent=1)
+            json.dumps(
+                asyncio.run(_measured(sessions, options.sessions, Path(place), model.manifest.model_id)), indent=1
+            )
         )
 
 
@@ -52,12 +54,12 @@ async def _measured(sessions: Sessions, count: int, folder: Path, model_id: str)
         return busy
 
     def copied(core: Sessions) -> list[float]:
-        found = []
+        results = []
         for name in core.names():
             started = time.perf_counter()
             core.take(name)
-            found.append(time.perf_counter() - started)
-        return found
+            results.append(time.perf_counter() - started)
+        return results
 
     sessions.round = timed  # type: ignore[method-assign]
     vocabulary = sessions._model.vocab_size or 2

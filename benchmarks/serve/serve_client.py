@@ -17,23 +17,23 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 KINDS = (("plain", 8), ("session", 6), ("stream", 4), ("broken", 3), ("slow", 1), ("gone", 2))
-"""Kinds of requests and their shares."""
+"""Kinds of requests and their relative frequency."""
 REFUSALS = {400, 401, 404, 405, 408, 411, 413, 414, 415, 422, 429, 501, 505}
-"""The statuses that answer a wrong request."""
+"""Statuses that may answer a wrong request."""
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
 TOO_MUCH = 3 << 20
-"""Bytes of a body that a server with its default limits refuses."""
+"""Bytes of a body that exceeds the default limit of a server."""
 PATIENCE = 120
-"""Seconds that a client waits for anything."""
+"""Seconds that a client waits for any answer."""
 
 
 class Server(NamedTuple):
     """The server's address, and the size of requests.
 
     Attributes:
-        port: of this machine.
+        port: port on this machine.
         prompt: characters of the longest prompt.
-        tokens: that a whole answer has.
+        tokens: tokens of a whole answer.
     """
 
     port: int
@@ -42,7 +42,7 @@ class Server(NamedTuple):
 
 
 def main() -> None:
-    """Send what is left of the requests."""
+    """Send the remaining requests."""
     number, requests, path = int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
     server = Server(int(sys.argv[1]), *map(int, sys.argv[5:]))
     done = len(path.read_bytes().splitlines()) if path.exists() else 0
@@ -52,73 +52,73 @@ def main() -> None:
 
 
 def one(server: Server, number: int, turn: int) -> dict[str, Any]:
-    """One request, again after each 429 that says when; a line of the log."""
+    """Send one request, again after each 429 with a time to wait; return a line of the log."""
     draws = random.Random(number * 1_000_003 + turn)
     kind = draws.choices([name for name, _ in KINDS], [share for _, share in KINDS])[0]
     busy, began = 0, time.monotonic()
     while True:
         started = time.monotonic()
         try:
-            found = globals()[kind](server, number, draws)
+            result = globals()[kind](server, number, draws)
         except (OSError, http.client.HTTPException) as error:
-            found = {"status": -1, "problem": f"{type(error).__name__}: {error}"[:200]}
-        if found["status"] != 429:
+            result = {"status": -1, "problem": f"{type(error).__name__}: {error}"[:200]}
+        if result["status"] != 429:
             break
         busy += 1
-        if not found.get("retry_after"):
-            found["problem"] = "429 without Retry-After"
+        if not result.get("retry_after"):
+            result["problem"] = "429 without Retry-After"
             break
-        time.sleep(draws.uniform(0.05, 1) * float(found["retry_after"]))
+        time.sleep(draws.uniform(0.05, 1) * float(result["retry_after"]))
     ended = time.monotonic()
-    return {"kind": kind, "busy": busy, "seconds": ended - started, "waited": started - began, **found}
+    return {"kind": kind, "busy": busy, "seconds": ended - started, "waited": started - began, **result}
 
 
 def words(draws: random.Random, length: int) -> str:
-    """A prompt."""
+    """Return a random prompt."""
     return "".join(draws.choices("etaoin shrdlu", k=length))
 
 
 def body_of(server: Server, draws: random.Random, **more: Any) -> dict[str, Any]:
-    """A completion's body."""
+    """Return the body of a completion request."""
     prompt = words(draws, draws.randint(1, server.prompt))
     return {"prompt": prompt, "max_tokens": server.tokens, "seed": draws.randrange(1 << 31), **more}
 
 
 def send(server: Server, body: dict[str, Any]) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-    """A request, and the begin of its answer."""
+    """Send a request, and return the start of its answer."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
     connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
     return connection, connection.getresponse()
 
 
 def judged(answer: http.client.HTTPResponse, text: bytes) -> dict[str, Any]:
-    """An answer to a right request: 200 with all tokens, or 429 with a time."""
-    found: dict[str, Any] = {"status": answer.status}
+    """Check the answer to a right request: 200 with all tokens, or 429 with a time."""
+    results: dict[str, Any] = {"status": answer.status}
     if answer.status == 429:
-        found["retry_after"] = answer.getheader("retry-after")
+        results["retry_after"] = answer.getheader("retry-after")
     elif answer.status != 200:
-        found["problem"] = f"{answer.status}: {text[:160].decode(errors='replace')}"
-    return found
+        results["problem"] = f"{answer.status}: {text[:160].decode(errors='replace')}"
+    return results
 
 
 def plain(server: Server, number: int, draws: random.Random, **more: Any) -> dict[str, Any]:
-    """A whole answer, of a sequence without a name."""
+    """Ask for a whole answer without a session."""
     connection, answer = send(server, body_of(server, draws, **more))
     text = answer.read()
     connection.close()
-    found = judged(answer, text)
-    if found["status"] == 200 and json.loads(text)["usage"]["completion_tokens"] != server.tokens:
-        found["problem"] = "not all tokens"
-    return found
+    result = judged(answer, text)
+    if result["status"] == 200 and json.loads(text)["usage"]["completion_tokens"] != server.tokens:
+        result["problem"] = "not all tokens"
+    return result
 
 
 def session(server: Server, number: int, draws: random.Random) -> dict[str, Any]:
-    """A whole answer, of this client's session."""
+    """Ask for a whole answer in this client's session."""
     return plain(server, number, draws, session=f"client {number}")
 
 
 def stream(server: Server, number: int, draws: random.Random) -> dict[str, Any]:
-    """An answer piece by piece."""
+    """Ask for an answer piece by piece."""
     started = time.monotonic()
     connection, answer = send(server, body_of(server, draws, stream=True))
     first, last, end = b"", b"", 0.0
@@ -127,17 +127,17 @@ def stream(server: Server, number: int, draws: random.Random) -> dict[str, Any]:
         end = time.monotonic() - started
         for line in answer:
             last = line.strip() or last
-    found = judged(answer, first or answer.read())
+    result = judged(answer, first or answer.read())
     if answer.status == 200:
-        found["first"] = end
+        result["first"] = end
         if last != b"data: [DONE]":
-            found["problem"] = f"the stream ended with {last[:100]!r}"
+            result["problem"] = f"the stream ended with {last[:100]!r}"
     connection.close()
-    return found
+    return result
 
 
 def gone(server: Server, number: int, draws: random.Random) -> dict[str, Any]:
-    """A client that goes in the middle of its answer, or before it."""
+    """Disconnect in the middle of an answer, or before it."""
     connection = socket.create_connection(("127.0.0.1", server.port), PATIENCE)
     data = json.dumps(body_of(server, draws, stream=draws.random() < 0.5, max_tokens=64 * server.tokens)).encode()
     connection.sendall(HEAD + f"content-length: {len(data)}\r\n\r\n".encode() + data)
@@ -147,7 +147,7 @@ def gone(server: Server, number: int, draws: random.Random) -> dict[str, Any]:
 
 
 def slow(server: Server, number: int, draws: random.Random) -> dict[str, Any]:
-    """A client that sends its body in small parts, and reads its answer byte by byte."""
+    """Send the body in small parts, and read the answer byte by byte."""
     connection = socket.create_connection(("127.0.0.1", server.port), PATIENCE)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
     data = json.dumps(
@@ -162,16 +162,16 @@ def slow(server: Server, number: int, draws: random.Random) -> dict[str, Any]:
         time.sleep(0.001)
     connection.close()
     status = int(got.split(b" ", 2)[1]) if got.startswith(b"HTTP/1.1 ") else -1
-    found: dict[str, Any] = {"status": status}
+    results: dict[str, Any] = {"status": status}
     if status == 429:
-        found["retry_after"] = got.lower().partition(b"retry-after: ")[2].partition(b"\r\n")[0].decode()
+        results["retry_after"] = got.lower().partition(b"retry-after: ")[2].partition(b"\r\n")[0].decode()
     elif status != 200 or b"data: [DONE]" not in got:
-        found["problem"] = f"a slow reader got {got[:60]!r} … {got[-60:]!r}"
-    return found
+        results["problem"] = f"a slow reader got {got[:60]!r} … {got[-60:]!r}"
+    return results
 
 
 def broken(server: Server, number: int, draws: random.Random) -> dict[str, Any]:
-    """A request that is wrong: it has to be refused, with the documented object where it is HTTP."""
+    """Send a wrong request: the server must refuse it, with the documented object if it is HTTP."""
     right = body_of(server, draws)
     bodies: list[Any] = [
         right | {"max_tokens": draws.choice([-1, 1 << 40, "many", 1.5, None, [8], 10**400])},
@@ -183,7 +183,7 @@ def broken(server: Server, number: int, draws: random.Random) -> dict[str, Any]:
         [[]] * 3,
         json.loads("[" * 200 + "]" * 200),
     ]
-    # Some of these mean what is right to some servers: max_tokens of null, logprobs left out.
+    # Some values that look wrong are valid: max_tokens null, or no logprobs.
     data = json.dumps(draws.choice(bodies)).encode()
     turn = draws.randrange(6)
     if turn == 0:
@@ -223,15 +223,15 @@ def broken(server: Server, number: int, draws: random.Random) -> dict[str, Any]:
     if not got:
         return {"status": 0}
     status = int(got.split(b" ", 2)[1])
-    found: dict[str, Any] = {"status": status}
+    results: dict[str, Any] = {"status": status}
     text = got.partition(b"\r\n\r\n")[2]
     if status == 429:
-        found["retry_after"] = got.lower().partition(b"retry-after: ")[2].partition(b"\r\n")[0].decode()
+        results["retry_after"] = got.lower().partition(b"retry-after: ")[2].partition(b"\r\n")[0].decode()
     elif status == 200:
-        found["accepted"] = data[:200].decode(errors="replace")
+        results["accepted"] = data[:200].decode(errors="replace")
     elif status not in REFUSALS or (turn != 3 and not text.startswith(b'{"error":{"message":')):
-        found["problem"] = f"{status} {text[:120]!r} for {data[:120]!r}"
-    return found
+        results["problem"] = f"{status} {text[:120]!r} for {data[:120]!r}"
+    return results
 
 
 if __name__ == "__main__":

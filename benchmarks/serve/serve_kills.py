@@ -33,17 +33,17 @@ PART, EVERY = 150, 0.1
 LIMIT = 1e-4
 INDEX = "sessions.json"
 CALM = ("request", "draining", "checkpoint", "stopped")
-"""The kinds of lines that the server may log."""
+"""Kinds of lines that the server may log."""
 
 
 class Reader:
-    """One session's client: reads its text part by part, and compares what it is told.
+    """The client of one session: it reads its text part by part, and compares each answer.
 
     Attributes:
         seen: tokens that the server has read.
-        problems: what was wrong.
-        compared: log-probabilities that were compared.
-        largest: difference among them.
+        problems: errors in words.
+        compared: number of log-probabilities that were compared.
+        largest: largest difference among them.
     """
 
     def __init__(self, number: int, tokens: int) -> None:
@@ -54,7 +54,7 @@ class Reader:
         self.stop = False
 
     def read(self, server: Server) -> bool:
-        """The next part; False where the text is at its end."""
+        """Read the next part; return False at the end of the text."""
         end = min(len(self.ids), (self.seen // PART + 1) * PART)
         if self.seen >= len(self.ids):
             return False
@@ -65,15 +65,15 @@ class Reader:
             self.problems.append(f"{self.name} at {self.seen}: {status} {str(answer)[:160]}")
             self.stop = True
             return False
-        found = answer["choices"][0]["logprobs"]["token_logprobs"]
-        if len(found) != end - self.seen:
-            self.problems.append(f"{self.name} at {self.seen}: {len(found)} scores, expected {end - self.seen}")
-        self._compare(found)
+        result = answer["choices"][0]["logprobs"]["token_logprobs"]
+        if len(result) != end - self.seen:
+            self.problems.append(f"{self.name} at {self.seen}: {len(result)} scores, expected {end - self.seen}")
+        self._compare(result)
         self.seen = end
         return True
 
-    def _compare(self, found: list[float | None]) -> None:
-        for place, value in enumerate(found, self.seen):
+    def _compare(self, results: list[float | None]) -> None:
+        for place, value in enumerate(results, self.seen):
             if place == len(self.truth):
                 self.truth.append(value)
             elif value is not None and (expected := self.truth[place]) is not None:
@@ -90,7 +90,7 @@ class Reader:
 
 
 def main() -> None:
-    """Kill and restart; exit code 1 where anything was wrong."""
+    """Kill and restart the server; return exit code 1 if anything was wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--kills", type=int, default=50)
@@ -100,27 +100,27 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        found = kills(asked.bundle, Path(name), asked.kills, asked.sessions, asked.tokens, asked.seed)
-    text = json.dumps(found, indent=1)
+        result = kills(asked.bundle, Path(name), asked.kills, asked.sessions, asked.tokens, asked.seed)
+    text = json.dumps(result, indent=1)
     print(text)
     if asked.out:
         asked.out.write_text(text + "\n", "utf-8")
-    sys.exit(1 if found["problems"] else 0)
+    sys.exit(1 if result["problems"] else 0)
 
 
 def kills(bundle: Path, folder: Path, count: int, sessions: int, tokens: int, seed: int) -> dict[str, Any]:
-    """Kill a server that many times.
+    """Kill a server repeatedly while clients read.
 
     Args:
-        bundle: what is served; its ids are bytes.
-        folder: for checkpoints and logs.
-        count: kills.
-        sessions: that read at once.
-        tokens: of each session's text; a session that has read it begins anew under the same name.
-        seed: of the moments.
+        bundle: the bundle to serve; its ids are bytes.
+        folder: the folder for checkpoints and logs.
+        count: number of kills.
+        sessions: number of sessions that read at once.
+        tokens: number of tokens of each session's text; after the end, the session begins again under the same name.
+        seed: the seed of the moments of the kills.
 
     Returns:
-        what was counted, and what was wrong.
+        The counts, and descriptions of errors.
     """
     readers, draws = [Reader(number, tokens) for number in range(sessions)], random.Random(seed)
     server = Server(bundle, folder / "truth.log")
@@ -152,8 +152,8 @@ def kills(bundle: Path, folder: Path, count: int, sessions: int, tokens: int, se
     server.ask("POST", "/v1/completions", {"prompt": "the end", "max_tokens": 0, "echo": True, "session": "last"})
     server.stop()
     problems += _leftovers(kept)
-    said = [json.loads(line) for line in log.read_text("utf-8").splitlines()]
-    problems += [f"the server said {line}" for line in said if line["event"] not in CALM]
+    answers = [json.loads(line) for line in log.read_text("utf-8").splitlines()]
+    problems += [f"the server said {line}" for line in answers if line["event"] not in CALM]
     problems += _problems(readers)
     compared, largest = sum(reader.compared for reader in readers), max(reader.largest for reader in readers)
     if largest > LIMIT or not compared or not resumed:
@@ -171,7 +171,7 @@ def kills(bundle: Path, folder: Path, count: int, sessions: int, tokens: int, se
 
 
 def _together(readers: list[Reader], server: Server, seconds: float | None) -> None:
-    """Let all read, for a time or to the end; after that time the server is killed while they do."""
+    """Let all clients read, for a time or to the end; with a time, the server is killed while they read."""
     threads = [threading.Thread(target=reader.until_killed, args=(server,)) for reader in readers]
     for thread in threads:
         thread.start()
@@ -187,7 +187,7 @@ def _problems(readers: list[Reader]) -> list[str]:
 
 
 def _leftovers(kept: Path) -> list[str]:
-    """Files of the folder that should not be there, and those that should."""
+    """Return the folder's files that should not be there, and those that should."""
     index = kept / INDEX
     named = {entry["file"] for entry in json.loads(index.read_bytes())["sessions"]} if index.exists() else set()
     there = {path.name for path in kept.iterdir() if path.suffix != ".lock" and path.name != INDEX}

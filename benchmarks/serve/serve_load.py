@@ -33,11 +33,11 @@ CLIENT = Path(__file__).with_name("serve_client.py")
 TIMED = ("plain", "session", "stream")
 MIB = 1 << 20
 LOOK = 2.0
-"""Seconds between two looks at the memory."""
+"""Seconds between two measurements of the memory."""
 
 
 def main() -> None:
-    """Load a server; exit code 1 where anything went wrong."""
+    """Put load on a server; return exit code 1 if anything was wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--clients", type=int, default=64)
@@ -50,26 +50,28 @@ def main() -> None:
     parser.add_argument("--streams", type=Path, nargs="*", default=[], help="bundles for bench, beside the streams")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         sizes = (asked.prompt, asked.answer)
-        found["load"] = load(asked.bundle, folder / "load", asked.clients, asked.requests, asked.kill_every, (), sizes)
-        _note(asked.out, found)
+        results["load"] = load(
+            asked.bundle, folder / "load", asked.clients, asked.requests, asked.kill_every, (), sizes
+        )
+        _note(asked.out, results)
         tight = ("--rows", 4, "--max-waiting", 2)
-        found["overload"] = load(asked.bundle, folder / "over", asked.clients, asked.overload, 0, tight, sizes)
-        _note(asked.out, found)
-        found["streams"] = streams(asked.bundle, folder, asked.tokens)
-    found["torch-kv"] = [competitor(bundle) for bundle in asked.streams]
-    print(json.dumps(found, indent=1))
-    _note(asked.out, found)
-    sys.exit(1 if found["load"]["problems"] or found["overload"]["problems"] else 0)
+        results["overload"] = load(asked.bundle, folder / "over", asked.clients, asked.overload, 0, tight, sizes)
+        _note(asked.out, results)
+        results["streams"] = streams(asked.bundle, folder, asked.tokens)
+    results["torch-kv"] = [competitor(bundle) for bundle in asked.streams]
+    print(json.dumps(results, indent=1))
+    _note(asked.out, results)
+    sys.exit(1 if results["load"]["problems"] or results["overload"]["problems"] else 0)
 
 
-def _note(out: Path | None, found: dict[str, Any]) -> None:
-    """Write the figures known so far, for whoever looks before the end."""
+def _note(out: Path | None, results: dict[str, Any]) -> None:
+    """Write the figures known so far, for readers who do not wait for the end."""
     if out:
-        out.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+        out.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
 
 
 def load(
@@ -81,19 +83,19 @@ def load(
     options: tuple[object, ...],
     sizes: tuple[int, ...] = (),
 ) -> dict[str, Any]:
-    """Let clients loose on a server.
+    """Put the load of many clients on a server.
 
     Args:
-        bundle: what is served.
-        folder: for logs.
-        clients: at once.
-        requests: of each.
+        bundle: the bundle to serve.
+        folder: the folder for logs.
+        clients: number of clients at once.
+        requests: number of requests of each client.
         kill_every: seconds between two clients that are killed; 0 for none.
-        options: of the server.
+        options: options of the server.
         sizes: characters of the longest prompt, and tokens of an answer.
 
     Returns:
-        counts of answers by kind, times, memory, and what went wrong.
+        Counts of answers by kind, times, memory, and descriptions of errors.
     """
     folder.mkdir()
     server = Server(bundle, folder / "server.log", *options)
@@ -129,8 +131,10 @@ def load(
     problems += [f"{line['kind']}: {line['problem']}" for line in lines if "problem" in line]
     if (status, code) != (200, 0) or health["status"] != "ok":
         problems.append(f"at the end health was {status} {health}, and the exit code {code}")
-    said = [json.loads(line) for line in (folder / "server.log").read_text().splitlines()]
-    problems += [f"the server said {line}" for line in said if line["event"] not in ("request", "draining", "stopped")]
+    answers = [json.loads(line) for line in (folder / "server.log").read_text().splitlines()]
+    problems += [
+        f"the server said {line}" for line in answers if line["event"] not in ("request", "draining", "stopped")
+    ]
     if len(lines) != clients * requests:
         problems.append(f"{len(lines)} requests were made, expected {clients * requests}")
     right = {
@@ -165,10 +169,10 @@ def _client(
 
 
 def _memory(server: Server, seconds: float) -> dict[str, float]:
-    """Return the server's memory now, in MiB, and the share of sessions at rest, as if their memory was full."""
+    """Return the server's memory in MiB, and the part for resting sessions, computed as if their memory were full."""
     resting = [entry["nbytes"] for entry in server.ask("GET", "/v1/sessions")[1]["data"] if entry["place"] == "host"]
-    found = {"seconds": seconds, "resident": server.resident() / MIB, "at rest": sum(resting) / MIB}
-    return {name: round(value, 1) for name, value in found.items()} | {"sessions at rest": len(resting)}
+    results = {"seconds": seconds, "resident": server.resident() / MIB, "at rest": sum(resting) / MIB}
+    return {name: round(value, 1) for name, value in results.items()} | {"sessions at rest": len(resting)}
 
 
 def _ms(values: list[float], share: float) -> float:
@@ -176,16 +180,16 @@ def _ms(values: list[float], share: float) -> float:
 
 
 def streams(bundle: Path, folder: Path, tokens: int) -> list[dict[str, Any]]:
-    """Texts at once: tokens per second of all of them, and the server's processor time per token."""
+    """Run texts at the same time; return tokens per second of all, and the server's processor time per token."""
     server = Server(bundle, folder / "streams.log")
-    found = []
+    results = []
     for count in (1, 4, 16):
         _together(server, count, 20)
         cpu, began = server.processor_seconds(), time.monotonic()
         _together(server, count, tokens)
         seconds, cpu = time.monotonic() - began, server.processor_seconds() - cpu
         drawn = count * tokens
-        found.append(
+        results.append(
             {
                 "streams": count,
                 "tokens_per_second": round(drawn / seconds),
@@ -194,7 +198,7 @@ def streams(bundle: Path, folder: Path, tokens: int) -> list[dict[str, Any]]:
             }
         )
     server.stop()
-    return found
+    return results
 
 
 def _together(server: Server, count: int, tokens: int) -> None:

@@ -1,4 +1,4 @@
-"""A server as a process of its own, for what loads and kills it: started, asked, watched and stopped."""
+"""A server in a process of its own: started, asked, watched and stopped by benchmarks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 READY = 120
-"""Seconds within which a server has to listen."""
+"""Seconds until a server must listen."""
 PAGE = os.sysconf("SC_PAGE_SIZE")
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -25,19 +25,19 @@ class Server:
     """`txl-deploy serve` on a free port.
 
     Args:
-        bundle: what it serves.
+        bundle: the bundle to serve.
         log: the file that gets what it says.
-        options: of the command.
+        options: options of the command.
     """
 
     def __init__(self, bundle: Path, log: Path, *options: object) -> None:
         command = [sys.executable, "-m", "txl_deploy", "serve", bundle, "--port", 0, "--json-logs", *options]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        with log.open("ab") as said:
+        with log.open("ab") as text:
             self.process = subprocess.Popen(
-                [str(part) for part in command], stdout=subprocess.PIPE, stderr=said, env=environment
+                [str(part) for part in command], stdout=subprocess.PIPE, stderr=text, env=environment
             )
-        atexit.register(self.process.kill)  # whatever ends this program
+        atexit.register(self.process.kill)  # however this program ends
         self.log, self.port = log, 0
         assert self.process.stdout is not None
         if not select.select([self.process.stdout], [], [], READY)[0]:
@@ -49,7 +49,7 @@ class Server:
         self.port = int(json.loads(line)["url"].rpartition(":")[2])
 
     def ask(self, method: str, path: str, body: object = None, seconds: float = 60) -> tuple[int, Any]:
-        """One request on a connection of its own: the status, and the document or the text."""
+        """Send one request on a new connection; return the status, and the document or the text."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=seconds)
         try:
             data = None if body is None else json.dumps(body)
@@ -62,25 +62,25 @@ class Server:
             connection.close()
 
     def resident(self) -> int:
-        """Bytes of memory."""
+        """Return the resident memory in bytes."""
         return int(Path(f"/proc/{self.process.pid}/statm").read_text("ascii").split()[1]) * PAGE
 
     def processor_seconds(self) -> float:
-        """Time that it has computed so far, in all of its threads."""
+        """Return the processor seconds of all its threads so far."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text("ascii").rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / TICKS
 
     def descriptors(self) -> int:
-        """Open files and connections."""
+        """Return the number of open files and connections."""
         return len([*Path(f"/proc/{self.process.pid}/fd").iterdir()])
 
     def kill(self) -> None:
-        """SIGKILL: no chance to tidy up."""
+        """Send SIGKILL, which leaves the server no time to tidy up."""
         self.process.kill()
         self._gone()
 
     def stop(self, seconds: float = 60) -> int:
-        """SIGTERM, as a service manager sends it; the exit code."""
+        """Send SIGTERM, as a service manager does; return the exit code."""
         self.process.send_signal(signal.SIGTERM)
         code = self.process.wait(seconds)
         self._gone()
@@ -93,19 +93,19 @@ class Server:
 
 
 def text_of(seed: int, length: int) -> str:
-    """The same text for the same seed: words of small letters."""
+    """Return words of small letters; the same text for the same seed."""
     draws = random.Random(seed)
     return "".join(draws.choices("etaoin shrdlu", k=length))
 
 
 def percentile(values: list[float], share: float) -> float:
-    """The value that this share of all lies below."""
+    """Return the value below which this share of all values lies."""
     return sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else float("nan")
 
 
 def until(seconds: float, check: Any) -> bool:
-    """Wait until a check is true; returns False if it is not within `seconds`."""
+    """Wait until a check is true; return False if it is not within `seconds`."""
     end = time.monotonic() + seconds
-    while not (found := bool(check())) and time.monotonic() < end:
+    while not (result := bool(check())) and time.monotonic() < end:
         time.sleep(0.02)
-    return found
+    return result

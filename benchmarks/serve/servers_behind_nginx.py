@@ -29,7 +29,7 @@ from sessions_cost import ANSWER, TURNS, prompts_of
 
 
 class Way(NamedTuple):
-    """One way to serve: its name, how many servers, threads of each one's engine, and whether nginx is in front."""
+    """One way to serve: its name, number of servers, threads of each engine, and True with nginx in front."""
 
     name: str
     servers: int
@@ -46,14 +46,14 @@ WAYS = (
 
 
 class Measured(NamedTuple):
-    """Tokens per second by the clock, and processor seconds of the servers."""
+    """Tokens per second of wall time, and processor seconds of the servers."""
 
     rate: float
     processor: float
 
 
 def measured(bundle: Path, way: Way, sessions: int) -> Measured:
-    """Serve all turns of all sessions one way."""
+    """Serve all turns of all sessions in one way."""
     prompts = prompts_of(sessions)
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder, options = Path(name), ("--threads", way.threads)
@@ -65,7 +65,7 @@ def measured(bundle: Path, way: Way, sessions: int) -> Measured:
             (port,) = free_ports(1)
             ports = [server.port for server in servers]
             lines = lines_of_nginx(port, [ports[0], ports[-1]])
-            if way.servers == 1:  # the lines name two servers
+            if way.servers == 1:  # the page's lines name two servers; leave one out
                 lines = lines.replace(f"    server 127.0.0.1:{ports[0]} max_fails=0;", "", 1)
             stack.enter_context(nginx(folder / "nginx", lines, port))
         failed = list[str]()
@@ -96,22 +96,22 @@ def measured(bundle: Path, way: Way, sessions: int) -> Measured:
 
 
 def main() -> None:
-    """Run every way in turns, and print a line of the table for each."""
+    """Run all ways in turns, and print a line of the table for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--sessions", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=5)
     asked = parser.parse_args()
-    found: dict[Way, list[Measured]] = {way: [] for way in WAYS}
+    results: dict[Way, list[Measured]] = {way: [] for way in WAYS}
     for number in range(asked.rounds):
         for way in WAYS[number % len(WAYS) :] + WAYS[: number % len(WAYS)]:
-            found[way].append(measured(asked.bundle, way, asked.sessions))
+            results[way].append(measured(asked.bundle, way, asked.sessions))
     print(f"{asked.sessions} sessions, {asked.rounds} rounds, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     print("| way | threads | tokens/s, least to most | against one server | processor ms a token |")
     print("|---|---|---|---|---|")
-    for way, runs in found.items():
+    for way, runs in results.items():
         rates = [run.rate for run in runs]
-        ratio = statistics.median(run.rate / one.rate for run, one in zip(runs, found[WAYS[0]], strict=True))
+        ratio = statistics.median(run.rate / one.rate for run, one in zip(runs, results[WAYS[0]], strict=True))
         cost = statistics.median(run.processor for run in runs) / (asked.sessions * TURNS * ANSWER) * 1e3
         span = f"{statistics.median(rates):,.0f}, {min(rates):,.0f} to {max(rates):,.0f}"
         print(f"| {way.name} | {way.threads} each | {span} | {ratio:.2f} | {cost:.3f} |")

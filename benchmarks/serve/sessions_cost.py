@@ -35,19 +35,21 @@ HERE = Path(__file__).resolve().parents[2]
 PROMPTS, ANSWER, TURNS = (64, 16), 32, 4
 """Tokens of the first prompt and of later ones; of an answer, in the mean; turns of a session."""
 BYTES = 256
-"""Tokens of the vocabulary."""
+"""Number of tokens in the vocabulary."""
 WAYS = ("sessions", "varied", "over HTTP")
 
 
 def prompts_of(sessions: int) -> list[list[np.ndarray]]:
-    """By session and turn."""
+    """Return prompts by session and turn, e.g. arrays [64], [16], [16], [16] for a session of 4 turns."""
     draws = np.random.default_rng(0)
     lengths = [PROMPTS[min(turn, 1)] for turn in range(TURNS)]
     return [[draws.integers(0, BYTES, length) for length in lengths] for _ in range(sessions)]
 
 
 def answers_of(sessions: int, varied: bool) -> np.ndarray:
-    """Tokens of each answer, [sessions, TURNS]; their sum is the same either way."""
+    """Return the number of tokens of each answer, [sessions, TURNS], e.g. [[32, 32, 32, 32]]; `varied` keeps their
+    sum.
+    """
     if not varied:
         return np.full((sessions, TURNS), ANSWER)
     half = np.random.default_rng(1).integers(-ANSWER * 3 // 4, ANSWER * 3 // 4 + 1, (sessions, TURNS // 2))
@@ -55,7 +57,7 @@ def answers_of(sessions: int, varied: bool) -> np.ndarray:
 
 
 def by_hand(model: Any, sessions: int) -> dict[str, Any]:
-    """The turns on a stream, as many sessions at once as it has rows."""
+    """Run the turns on a stream, with as many sessions at once as it has rows."""
     prompts, rows = prompts_of(sessions), model.batch_size
     states: dict[int, Any] = {}
     pending: dict[int, list[int]] = {}
@@ -69,8 +71,8 @@ def by_hand(model: Any, sessions: int) -> dict[str, Any]:
             for row, who in enumerate(some):
                 if who in states:
                     stream.put(row, states[who])
-            given = [np.concatenate([pending[who], prompts[who][turn]]) if turn else prompts[who][0] for who in some]
-            drawn = list(stream.generate(np.stack(given), ANSWER, temperature=1.0, seed=turn))
+            inputs = [np.concatenate([pending[who], prompts[who][turn]]) if turn else prompts[who][0] for who in some]
+            drawn = list(stream.generate(np.stack(inputs), ANSWER, temperature=1.0, seed=turn))
             for row, who in enumerate(some):
                 states[who], pending[who] = stream.take(row), [int(drawn[-1][row])]
     tokens = sessions * TURNS * ANSWER
@@ -78,7 +80,7 @@ def by_hand(model: Any, sessions: int) -> dict[str, Any]:
 
 
 def by_sessions(model: Any, sessions: int, varied: bool) -> dict[str, Any]:
-    """The turns as requests of `Sessions`; a session asks again once it was answered."""
+    """Run the turns as requests of `Sessions`; a session sends its next one after each answer."""
     from txl_runtime.sessions import Finished, Limits, Request, Sampling, Sessions, Token
 
     prompts, answers = prompts_of(sessions), answers_of(sessions, varied)
@@ -114,13 +116,13 @@ def by_sessions(model: Any, sessions: int, varied: bool) -> dict[str, Any]:
 
 
 def _measured(wall: float, processor: float, tokens: int, firsts: list[float], gaps: list[float]) -> dict[str, Any]:
-    """Return the figures of work that began at these times of both clocks and ends now."""
+    """Return figures of work that began at these times of both clocks, and that ends now."""
     took, cost = time.perf_counter() - wall, time.process_time() - processor
     return {"tokens": tokens, "wall": took, "processor": cost, "firsts": firsts, "gaps": gaps}
 
 
 def over_http(bundle: Path, sessions: int) -> dict[str, Any]:
-    """The turns as streamed requests to a server, from a thread for each session."""
+    """Send the turns as streamed requests to a server, from one thread per session."""
     with tempfile.TemporaryDirectory() as folder:
         server = Server(bundle, Path(folder) / "log", "--max-sessions", sessions)
         prompts, firsts, gaps = prompts_of(sessions), list[float](), list[float]()
@@ -147,13 +149,13 @@ def over_http(bundle: Path, sessions: int) -> dict[str, Any]:
         cost = server.processor_seconds() - before
         drawn = int(float(server.ask("GET", "/metrics")[1].partition("\ntxl_completion_tokens_total ")[2].split()[0]))
         assert drawn == sessions * TURNS * ANSWER, drawn
-        found = _measured(wall, time.process_time() - cost, drawn, firsts, gaps)
+        result = _measured(wall, time.process_time() - cost, drawn, firsts, gaps)
         server.stop()
-        return found
+        return result
 
 
 def run_one(options: argparse.Namespace) -> None:
-    """One way, in this process; a line of JSON."""
+    """Run one way in this process, and print a line of JSON."""
     import txl_runtime
 
     way, sessions = options.way, options.sessions[0]
@@ -161,12 +163,12 @@ def run_one(options: argparse.Namespace) -> None:
         print(json.dumps(over_http(options.bundle, sessions)))
         return
     model = txl_runtime.load(options.bundle, backend="cpu", threads=1)
-    found = by_hand(model, sessions) if way == "by hand" else by_sessions(model, sessions, way == "varied")
-    print(json.dumps(found))
+    result = by_hand(model, sessions) if way == "by hand" else by_sessions(model, sessions, way == "varied")
+    print(json.dumps(result))
 
 
 def main() -> None:
-    """Run every way in turns, and print a line of the table for each."""
+    """Run all ways in turns, and print a line of the table for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--sessions", nargs="+", type=int, default=[100, 16])
@@ -183,7 +185,7 @@ def main() -> None:
     print("| sessions | way | tokens/s | processor s | ratio | first token p50, p99 | gap p50, p99 | load |")
     print("|---|---|---|---|---|---|---|---|")
     for sessions in options.sessions:
-        found: dict[tuple[str, Path], list[dict[str, Any]]] = defaultdict(list)
+        results: dict[tuple[str, Path], list[dict[str, Any]]] = defaultdict(list)
         for number in range(options.rounds):
             for way, source in ways[number % len(ways) :] + ways[: number % len(ways)]:
                 asked = [options.bundle.resolve(), "--way", way, "--sessions", str(sessions)]
@@ -191,16 +193,16 @@ def main() -> None:
                 environment = {**os.environ, "PYTHONPATH": paths}
                 command = [sys.executable, __file__, *asked]
                 done = subprocess.run(command, env=environment, cwd=source, check=True, stdout=subprocess.PIPE)
-                found[way, source].append(json.loads(done.stdout))
-        hand = [run["processor"] for run in found["by hand", HERE]]
-        for (way, source), runs in found.items():
+                results[way, source].append(json.loads(done.stdout))
+        hand = [run["processor"] for run in results["by hand", HERE]]
+        for (way, source), runs in results.items():
             rate = statistics.median(run["tokens"] / run["wall"] for run in runs)
             cost = statistics.median(run["processor"] for run in runs)
             ratio = statistics.median(run["processor"] / one for run, one in zip(runs, hand, strict=True))
-            said = way if source == HERE else f"{way}, old"
+            text = way if source == HERE else f"{way}, old"
             firsts, gaps = (_percentiles([x for run in runs for x in run[key]]) for key in ("firsts", "gaps"))
             load = os.getloadavg()[0]
-            print(f"| {sessions} | {said} | {rate:,.0f} | {cost:.2f} | {ratio:.2f} | {firsts} | {gaps} | {load:.1f} |")
+            print(f"| {sessions} | {text} | {rate:,.0f} | {cost:.2f} | {ratio:.2f} | {firsts} | {gaps} | {load:.1f} |")
 
 
 def _percentiles(seconds: list[float]) -> str:

@@ -23,7 +23,7 @@ TOKENS, PROMPT = 200, 1024
 
 
 def cost(model: txl_runtime.Model, requests: Sequence[Request], tokens: int) -> tuple[float, float]:
-    """Seconds and seconds of processor time per token, where every session has one of the requests."""
+    """Return seconds and processor seconds per token, if every session sends one of the requests."""
     with Sessions(model, rows=len(requests)) as sessions:
         for request in requests:
             sessions.submit(request)
@@ -53,8 +53,8 @@ def main() -> None:
             }
             for name, (requests, tokens) in work.items():
                 cost(model, requests, tokens)
-                found = [cost(model, requests, tokens) for _ in range(options.repeats)]
-                wall, processor = (statistics.median(times) * 1e6 for times in zip(*found, strict=True))
+                results = [cost(model, requests, tokens) for _ in range(options.repeats)]
+                wall, processor = (statistics.median(times) * 1e6 for times in zip(*results, strict=True))
                 load = os.getloadavg()[0]
                 print(
                     f"| {rows} | {threads} | {name} | {1e6 / wall:,.0f} | {wall:,.0f} | {processor:,.0f} | {load:.1f} |"

@@ -29,7 +29,7 @@ from txl_deploy.triton.repository import package_python  # noqa: E402
 
 
 def steps(server: Server, model: str, count: int, seconds: float) -> float:
-    """Requests per second of `count` sequences, each by a client of its own that waits for its answers."""
+    """Return requests per second of `count` sequences, each with a client that waits for its answers."""
     done = [0] * count
     begin, ends = threading.Barrier(count + 1), [0.0]
 
@@ -54,7 +54,7 @@ def steps(server: Server, model: str, count: int, seconds: float) -> float:
 
 
 def tokens(server: Server, model: str, count: int, seconds: float) -> float:
-    """Tokens per second of `count` requests that generate at the same time, after prompts of 128 tokens."""
+    """Return tokens per second of `count` requests that generate at the same time, after prompts of 128 tokens."""
     found: Queue[Any] = Queue()
     with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.grpc}") as client:
         client.start_stream(lambda result, error: found.put((result, error)))
@@ -93,14 +93,14 @@ def main() -> None:
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--seconds", type=float, default=5)
     parser.add_argument("--sequences", default="1,4,16")
-    given = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        made = package_python(given.bundle, Path(folder) / "models")
-        with running(Path(folder) / "log", made.folder) as server:
-            for measure, model, unit in ((steps, made.models[0], "steps"), (tokens, made.models[-1], "tokens")):
-                for count in map(int, given.sequences.split(",")):
+        result = package_python(options.bundle, Path(folder) / "models")
+        with running(Path(folder) / "log", result.folder) as server:
+            for measure, model, unit in ((steps, result.models[0], "steps"), (tokens, result.models[-1], "tokens")):
+                for count in map(int, options.sequences.split(",")):
                     before, own = processor_seconds(server), resource.getrusage(resource.RUSAGE_SELF).ru_utime
-                    rate = measure(server, model, count, given.seconds)
+                    rate = measure(server, model, count, options.seconds)
                     spent = processor_seconds(server) - before
                     mine = resource.getrusage(resource.RUSAGE_SELF).ru_utime - own
                     print(

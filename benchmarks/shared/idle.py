@@ -1,4 +1,4 @@
-"""An engine's program that does nothing: what is left of a step is what the host and the driver take."""
+"""A program that does nothing in place of an engine's; the rest of a step is the time of the host and the driver."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["Idle"]
 
 
 class Idle:
-    """A program whose launch is empty; with a ring each state is updated in place, as in a real engine's."""
+    """A program whose launch does nothing; with a ring, each state is updated in place, as in a real engine."""
 
     def __init__(self, program: Any, states: Any, recordable: bool) -> None:
         ring = program.update == "ring"
@@ -17,5 +17,5 @@ class Idle:
         self.in_place = {state.output: state.input for state in states} if ring else {}
 
     def prepare(self, addresses: Any, queue: Any) -> Callable[[], None]:
-        """A launch at these addresses."""
+        """Return an empty launch for these addresses."""
         return lambda: None

@@ -35,7 +35,9 @@ WT103 = (20000, 40000, 200000)
 
 
 def shape(layers: int, width: int, heads: int, head: int, inner: int, vocab: int, **more: Any) -> dict[str, Any]:
-    """The config of an own checkpoint; attention over everything in memory unless `same_length` says otherwise."""
+    """Return the config of a checkpoint in this project's form; without `same_length`, attention sees the whole
+    memory.
+    """
     sizes = {"n_layer": layers, "d_model": width, "n_head": heads, "d_head": head, "d_inner": inner}
     rest = {"vocab_size": vocab, "d_embed": width, "embedding_scale": width**0.5, "clamp_length": 0}
     return sizes | rest | more
@@ -46,7 +48,7 @@ TINY = shape(2, 16, 2, 8, 32, 60)
 
 
 def random_state(values: dict[str, Any], seed: int = 0, deviation: float = 0.02) -> Weights:
-    """Weights of N(0, deviation), layer norms of ones: speed and memory do not depend on them."""
+    """Draw weights of N(0, deviation), with layer norms of ones: speed and memory do not depend on the values."""
     typed = msgspec.convert(values, TxlConfig)
     config = ModelConfig(**{name: getattr(typed, name) for name in ModelConfig.__struct_fields__})
     must, _ = canonical_shapes(config)
@@ -59,17 +61,19 @@ def random_state(values: dict[str, Any], seed: int = 0, deviation: float = 0.02)
 
 
 def weights_of(model: Model) -> Weights:
-    """The canonical parameters in a bundle, float32."""
+    """Return the canonical parameters of a bundle, float32."""
     return weights_of_bundle(model.bundle.file(model.manifest.weights), model.manifest)
 
 
 def random_tokens(vocab_size: int, size: tuple[int, ...], seed: int = 0) -> Ids:
-    """Uniformly random token ids, so that every row of an embedding is as likely to be read as any other."""
+    """Return uniformly random token ids, so that each row of an embedding is equally likely to be read: [2, 64] for
+    size (2, 64).
+    """
     return np.random.default_rng(seed).integers(0, vocab_size, size, dtype=np.int32)
 
 
 def deviation(width: int) -> float:
-    """A spread of weights under which layers neither fade nor explode: 0.02 at d_model 512, larger below."""
+    """Return a spread of weights with which values neither vanish nor explode: 0.02 at d_model 512, more for less."""
     return 0.02 * math.sqrt(512 / width)
 
 
@@ -81,8 +85,10 @@ def random_bundle(
     state: Weights | None = None,
     **more: Any,
 ) -> Path:
-    """Export a random model without verification (its self-test still runs); other arguments go to `export`."""
+    """Export a random model without verification (its self-test still runs); `export` gets the other arguments."""
     log(f"export {path.name}: {values['n_layer']} layers, d_model {values['d_model']}, M {memory_length}")
-    made = random_state(values, deviation=deviation(values["d_model"])) if state is None else state
-    export(made, path, config=values, segment_length=tuple(lengths), memory_length=memory_length, verify=False, **more)
+    result = random_state(values, deviation=deviation(values["d_model"])) if state is None else state
+    export(
+        result, path, config=values, segment_length=tuple(lengths), memory_length=memory_length, verify=False, **more
+    )
     return path

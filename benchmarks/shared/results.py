@@ -25,30 +25,35 @@ def parser(
     threads: str = "of every competitor (default 2)",
     several_threads: bool = False,
 ) -> argparse.ArgumentParser:
-    """Options of every benchmark; `quick` and `threads` say what these two do, where it is something else.
+    """Return a parser with the options of every benchmark; `quick` and `threads` are their help if it is not the usual
+    one.
 
-    With `several_threads` everything is measured with each number of threads that is given, 1 without any.
+    With `several_threads`, everything is measured with each given number of threads, with 1 by default.
     """
     summary = (description or "").strip().split("\n", maxsplit=1)[0]
-    made = argparse.ArgumentParser(description=summary)
-    made.add_argument("--quick", action="store_true", help=quick)
-    made.add_argument("--out", type=Path, metavar="FOLDER", help="write the tables (.md) and all figures (.json) here")
+    option_parser = argparse.ArgumentParser(description=summary)
+    option_parser.add_argument("--quick", action="store_true", help=quick)
+    option_parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="write the tables (.md) and all figures (.json) here"
+    )
     if several_threads:
-        made.add_argument("--threads", type=int, nargs="+", default=[1], help=threads)
+        option_parser.add_argument("--threads", type=int, nargs="+", default=[1], help=threads)
     else:
-        made.add_argument("--threads", type=int, default=2, help=threads)
+        option_parser.add_argument("--threads", type=int, default=2, help=threads)
     if seconds is not None:
-        made.add_argument("--seconds", type=float, default=seconds, help="of timing, per competitor and kind of work")
-    return made
+        option_parser.add_argument(
+            "--seconds", type=float, default=seconds, help="of timing, per competitor and kind of work"
+        )
+    return option_parser
 
 
 def finish(name: str, arguments: argparse.Namespace, tables: Sequence[Table], document: object) -> None:
-    """Print the tables as markdown; write them and everything measured where --out says."""
+    """Print the tables as markdown; write them and all measurements to the folder that --out names."""
     print(store(name, arguments, tables, document))
 
 
 def store(name: str, arguments: argparse.Namespace, tables: Sequence[Table], document: object) -> str:
-    """Write the tables as markdown, and everything measured, where --out says; return the former."""
+    """Write the tables as markdown and all measurements to the folder that --out names; return the markdown."""
     conditions = _conditions(arguments)
     text = "\n\n".join([*(table.markdown() for table in tables), conditions]) + "\n"
     if arguments.out is None:
@@ -63,8 +68,8 @@ def store(name: str, arguments: argparse.Namespace, tables: Sequence[Table], doc
 
 def _conditions(arguments: argparse.Namespace) -> str:
     packages = {name: version_of(name) for name in ("txl-deploy", "torch", "onnxruntime", "numpy")}
-    versions = ", ".join(f"{name} {found}" for name, found in packages.items())
+    versions = ", ".join(f"{name} {result}" for name, result in packages.items())
     threads = arguments.threads if isinstance(arguments.threads, int) else " and ".join(map(str, arguments.threads))
-    said = f"{cpu_name()}, {os.cpu_count()} cores, {threads} threads; Python {platform.python_version()}, "
-    said += f"{versions}."
-    return f"(--quick: tiny shapes, the figures mean nothing) {said}" if arguments.quick else said
+    text = f"{cpu_name()}, {os.cpu_count()} cores, {threads} threads; Python {platform.python_version()}, "
+    text += f"{versions}."
+    return f"(--quick: tiny shapes, the figures mean nothing) {text}" if arguments.quick else text

@@ -1,4 +1,4 @@
-"""Tables that become markdown, and progress on the terminal: what needs no package."""
+"""Tables that become markdown, and progress on the terminal; imports only Python's own library."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Table:
     title: str = ""
 
     def add(self, *cells: object) -> None:
-        """One row; floats are shown in three digits."""
+        """Add one row; floats are shown with three digits."""
         self.rows.append(cells)
 
     def markdown(self) -> str:
-        """The table as it stands in docs/measurements."""
+        """Return the table as it stands in docs/measurements."""
         lines = [f"**{self.title}**", ""] if self.title else []
         lines += [_line(self.columns), _line(["---"] * len(self.columns))]
         return "\n".join([*lines, *(_line([_cell(cell) for cell in row]) for row in self.rows)])
@@ -42,5 +42,5 @@ def _cell(cell: object) -> str:
 
 
 def log(message: str) -> None:
-    """Progress, on stderr, with the time of day: long runs should show that they live."""
+    """Print progress on stderr with the time of day, so that long runs show that they are alive."""
     print(time.strftime("%H:%M:%S"), message, file=sys.stderr, flush=True)

@@ -28,7 +28,8 @@ from benchmarks.shared.results import finish, parser
 from benchmarks.shared.tables import Table, log
 
 WRITES = ("--kinds", *"open write sync rename mkdir unlink rmdir mmap truncate chmod link".split())  # noqa: SIM905
-"""Calls that change something. A real export also reads and looks: every third of those calls is tried."""
+"""Options for the calls that change something. A real export also reads and looks: every third of those calls is tried.
+"""
 ERRORS = ("ENOSPC", "EIO", "EACCES", "EROFS", "EDQUOT")
 SIGNALS = ("kill", "kill after", "interrupt", "terminate")
 
@@ -64,7 +65,7 @@ RUNS: list[tuple[str, tuple[object, ...]]] = [
 
 
 def main() -> None:
-    """Run them one after another."""
+    """Run all parts, one after the other."""
     names = dict.fromkeys(name for name, _ in RUNS)
     options = parser(
         __doc__,
@@ -80,15 +81,15 @@ def main() -> None:
     table = Table(("what writes", "what happens", "cases", "failures", "seconds"))
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as place:
-        made = Path(place) / "made.txl"
-        export_smallest(made)
+        result = Path(place) / "made.txl"
+        export_smallest(result)
         for number, (name, how) in enumerate(RUNS):
             if not name.startswith(chosen):
                 continue
             folder = Path(place) / f"run{number}"
             folder.mkdir()
             started = time.monotonic()
-            found = run_cases(folder, name, *how, "--made", made, timeout=7200)
+            found = run_cases(folder, name, *how, "--made", result, timeout=7200)
             shutil.rmtree(folder)
             told = ", ".join(str(word) for word in how if word not in WRITES)
             table.add(name, told, found["cases"], len(found["failures"]), time.monotonic() - started)

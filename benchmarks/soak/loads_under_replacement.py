@@ -36,11 +36,11 @@ from txl_runtime.bundle.encoding import file_sha256
 
 SOURCE = Path(__file__).parents[2] / "tests" / "fixtures" / "release_0_8" / "clusters"
 PAUSES = (0, 0.02, 0.3, 1.5)
-"""Seconds between replacements, at most; one of them is drawn each time. A load takes some hundredths of a second."""
+"""Maximum seconds between replacements; one of them is drawn each time. A load takes some hundredths of a second."""
 
 
 def make_pair(folder: Path) -> tuple[Path, Path]:
-    """Two bundles of the same sizes, of which every file that a load reads differs."""
+    """Make two bundles of the same sizes, which differ in every file that a load reads."""
     old, new = folder / "old", folder / "new"
     for place in (old, new):
         shutil.copytree(SOURCE, place)
@@ -48,7 +48,8 @@ def make_pair(folder: Path) -> tuple[Path, Path]:
     metadata = {"format": "pt"} if b'"__metadata__"' in (new / "weights.safetensors").read_bytes()[:4096] else None
     save_file({name: -tensor for name, tensor in weights.items()}, new / "weights.safetensors", metadata=metadata)
     for path in new.glob("*.onnx"):
-        path.write_bytes(path.read_bytes().replace(b"txl-deploy", b"TXL-DEPLOY", 1))  # the name of its producer
+        # changes the name of the producer in the file
+        path.write_bytes(path.read_bytes().replace(b"txl-deploy", b"TXL-DEPLOY", 1))
     (new / "report.json").write_text("{}")
     for place in (old, new):
         manifest = json.loads((place / "manifest.json").read_bytes())
@@ -62,13 +63,13 @@ def make_pair(folder: Path) -> tuple[Path, Path]:
 
 
 def exchange(first: Path, second: Path) -> None:
-    """Let two folders change places in one system call."""
+    """Exchange two folders in one system call."""
     if ctypes.CDLL(None, use_errno=True).renameat2(-100, os.fsencode(first), -100, os.fsencode(second), 2):
         raise OSError(ctypes.get_errno(), "renameat2")
 
 
 def by_exchange(path: Path, source: Path) -> None:
-    """A copy changes places with the bundle, and the bundle is removed."""
+    """Exchange a copy with the bundle, then remove the old bundle."""
     beside = path.with_name(f"{path.name}.beside")
     shutil.copytree(source, beside)
     exchange(path, beside)
@@ -84,14 +85,14 @@ def by_publishing(path: Path, source: Path) -> None:
 
 
 def by_link(path: Path, source: Path) -> None:
-    """The bundle's path is a link, which is switched."""
+    """Switch the link that is the bundle's path."""
     beside = path.with_name(f"{path.name}.beside")
     beside.symlink_to(source)
     beside.replace(path)
 
 
 def by_files(path: Path, source: Path) -> None:
-    """Each file is renamed over, in any order."""
+    """Rename new files over the old ones, one by one in any order."""
     for file in random.sample(sorted(source.iterdir()), len(list(source.iterdir()))):
         beside = path.with_name(f"{path.name}.beside")
         shutil.copyfile(file, beside)
@@ -99,7 +100,7 @@ def by_files(path: Path, source: Path) -> None:
 
 
 def in_place(path: Path, source: Path) -> None:
-    """Each file is written into, in any order, a half at a time."""
+    """Write new content into the files, in any order, half of each at a time."""
     for file in random.sample(sorted(source.iterdir()), len(list(source.iterdir()))):
         data = file.read_bytes()
         with (path / file.name).open("r+b") as stream:
@@ -117,16 +118,16 @@ WAYS: dict[str, Callable[[Path, Path], None]] = {
     "in-place": in_place,
 }
 LASTING = ("link",)
-"""Ways that leave both bundles where they are."""
+"""Ways that leave both bundles in their places."""
 
 
 def write(way: str, folder: Path) -> None:
     """Replace until the process is told to end."""
     path, turns = folder / "model.txl", itertools.cycle([folder / "new", folder / "old"])
-    WAYS[way](path, next(turns))  # what it imports is not the first replacement's time
+    WAYS[way](path, next(turns))  # the first replacement also imports modules, so it is not timed
     (folder / "started").touch()
     while not (folder / "stop").exists():
-        # An exchange there and back within one load is what is hardest to notice.
+        # Two exchanges within one load are the hardest to notice.
         time.sleep(random.uniform(0, random.choice(PAUSES)))
         WAYS[way](path, next(turns))
         with (folder / "replaced").open("a") as count:
@@ -134,7 +135,7 @@ def write(way: str, folder: Path) -> None:
 
 
 def read(way: str, folder: Path, loads: int, out: Path) -> None:
-    """Load again and again; count what was got."""
+    """Load repeatedly; count which bundle was read."""
     path = folder / "model.txl"
     tokens = np.arange(18, dtype=np.int32).reshape(2, 9) % 10
     truths = {
@@ -157,12 +158,12 @@ def read(way: str, folder: Path, loads: int, out: Path) -> None:
 
 
 def fed(model: txl_runtime.Model, tokens: np.ndarray) -> bytes:
-    """The bits of a feed."""
+    """Return the bits of a feed's result, e.g. the bytes of [1, 5, 256]."""
     return model.stream().feed(tokens[: model.batch_size]).tobytes()
 
 
 def run(way: str, parent: Path, loads: int, readers: int) -> dict[str, int | float]:
-    """One way of replacing on one file system."""
+    """Try one way of replacing on one file system."""
     with tempfile.TemporaryDirectory(dir=parent, prefix="replaced-") as made:
         folder = Path(made)
         make_pair(folder)
@@ -193,7 +194,7 @@ def run(way: str, parent: Path, loads: int, readers: int) -> dict[str, int | flo
 
 
 def main() -> int:
-    """Run every way on every folder, or be one of the processes."""
+    """Try every way on every folder, or run as one of the processes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--loads", type=int, default=20_000, help="of all ways and folders together (default 20000)")
     parser.add_argument("--readers", type=int, default=3, help="processes that load at the same time (default 3)")
@@ -210,24 +211,24 @@ def main() -> int:
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--write", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.inside is not None:
-        (way,) = given.way
-        if given.write:
-            write(way, given.inside)
+    options = parser.parse_args()
+    if options.inside is not None:
+        (way,) = options.way
+        if options.write:
+            write(way, options.inside)
         else:
-            read(way, given.inside, given.loads, given.out)
+            read(way, options.inside, options.loads, options.out)
         return 0
-    folders = given.folder or [Path("/dev/shm"), Path(tempfile.gettempdir())]  # noqa: S108 - in memory, and on a disk
-    cases = [(way, folder) for way in given.way or WAYS for folder in folders]
-    found = []
+    folders = options.folder or [Path("/dev/shm"), Path(tempfile.gettempdir())]  # noqa: S108 - in memory, and on a disk
+    cases = [(way, folder) for way in options.way or WAYS for folder in folders]
+    results = []
     for way, folder in cases:
-        seen = run(way, folder, -(-given.loads // len(cases)), given.readers)
-        found.append({"way": way, "folder": str(folder), **seen})
-        print(json.dumps(found[-1]), file=sys.stderr if given.json else sys.stdout, flush=True)
-    if given.json:
-        print(json.dumps(found))
-    return 1 if any(entry.get("wrong") for entry in found if entry["way"] != "in-place") else 0
+        seen = run(way, folder, -(-options.loads // len(cases)), options.readers)
+        results.append({"way": way, "folder": str(folder), **seen})
+        print(json.dumps(results[-1]), file=sys.stderr if options.json else sys.stdout, flush=True)
+    if options.json:
+        print(json.dumps(results))
+    return 1 if any(entry.get("wrong") for entry in results if entry["way"] != "in-place") else 0
 
 
 if __name__ == "__main__":

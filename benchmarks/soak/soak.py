@@ -39,17 +39,17 @@ from benchmarks.shared.results import finish, parser
 from benchmarks.shared.tables import log
 
 BATCH, LENGTHS, MEMORY = 2, (8, 1), 64
-"""The bundles' batch size, segment lengths and memory: small, so that steps are fast and soon forgotten."""
+"""Batch size, segment lengths and memory rows of the bundles: small, so that steps are fast and soon forgotten."""
 LOOKS = 20
 QUICK_STEPS, QUICK_LOOKS, QUICK_INTERVAL = 10_000, 4, 0.2
 OWN_SHARE = 10
-"""The kind that never forgets does one of 10 steps."""
+"""The model that never forgets runs a tenth as many steps."""
 CHANGED = 0.02
-"""The relative change of the weights from the first version to the other."""
+"""The relative change of the weights between the two versions."""
 
 
 def make_bundles(folder: Path, checkpoint: Path | None) -> tuple[Path, Path]:
-    """The bundle whose stream is soaked, and another version of it with other weights."""
+    """Make the bundle whose stream is soaked, and a second version with different weights."""
     first, other = folder / "model.txl", folder / "other.txl"
     if checkpoint is None:
         for path, seed in ((first, 0), (other, 1)):
@@ -85,7 +85,7 @@ def put(version: Path, target: Path) -> None:
 
 
 def work(folder: Path, versions: tuple[Path, Path], arguments: Any) -> dict[str, Any]:
-    """Run the process that is soaked, and replace the bundle beside it whenever it asks."""
+    """Run the soaked process, and replace the bundle beside it whenever it asks."""
     beside, results = folder / "beside.txl", folder / "results"
     results.mkdir()
     put(versions[0], beside)
@@ -109,10 +109,10 @@ def work(folder: Path, versions: tuple[Path, Path], arguments: Any) -> dict[str,
 
 
 def judge(model: Model, held: Path) -> dict[str, Any]:
-    """Compare a stream's state with those of a fresh stream and of the reference that are fed the same."""
-    m, found = model.manifest, np.load(held)
-    count, probe = len(found["fill"]), found["tokens"]
-    pasts = [np.split(found[f"past.{row}"], np.cumsum(found[f"cuts.{row}"])[:-1]) for row in range(count)]
+    """Compare a stream's state with the states of a fresh stream and of the reference after the same tokens."""
+    m, result = model.manifest, np.load(held)
+    count, probe = len(result["fill"]), result["tokens"]
+    pasts = [np.split(result[f"past.{row}"], np.cumsum(result[f"cuts.{row}"])[:-1]) for row in range(count)]
     reference = OracleStreams(
         m, PaperModel(m.config, m.dialect, m.memory_length, weights_of(model), torch.float64), count
     )
@@ -128,24 +128,24 @@ def judge(model: Model, held: Path) -> dict[str, Any]:
             fresh.step(tokens, counts)
             reference.step(tokens, counts)
     expected = {name: rows for name, rows in reference.shown() if rows is not None}
-    fill = [min(int(found[f"total.{row}"]), m.memory_length) for row in range(count)]
+    fill = [min(int(result[f"total.{row}"]), m.memory_length) for row in range(count)]
     errors = {
         "step": int(held.stem.removeprefix("held-")),
-        "fill_exact": found["fill"].tolist() == fill,
-        "memory": max(_relative(found[f"memory.{name}"], rows) for name, rows in expected.items()),
-        "memory_fresh": max(_relative(found[f"memory.{name}"], rows) for name, rows in fresh.memory().items()),
-        "logprobs_fresh": float(np.abs(found["logprobs"] - fresh.step(probe)).max(initial=0)),
+        "fill_exact": result["fill"].tolist() == fill,
+        "memory": max(_relative(result[f"memory.{name}"], rows) for name, rows in expected.items()),
+        "memory_fresh": max(_relative(result[f"memory.{name}"], rows) for name, rows in fresh.memory().items()),
+        "logprobs_fresh": float(np.abs(result["logprobs"] - fresh.step(probe)).max(initial=0)),
     }
-    said = np.abs(found["logprobs"] - reference.step(probe, np.full(count, probe.shape[1], np.int32)))
-    return errors | {"logprobs": float(said.max()), "mean": float(said.mean())}
+    text = np.abs(result["logprobs"] - reference.step(probe, np.full(count, probe.shape[1], np.int32)))
+    return errors | {"logprobs": float(text.max()), "mean": float(text.mean())}
 
 
-def _relative(found: NDArray[Any], expected: NDArray[Any]) -> float:
-    return float(np.abs(found - expected).max(initial=0) / max(1.0, np.abs(expected).max(initial=0)))
+def _relative(result: NDArray[Any], expected: NDArray[Any]) -> float:
+    return float(np.abs(result - expected).max(initial=0) / max(1.0, np.abs(expected).max(initial=0)))
 
 
 def verdicts(document: dict[str, Any]) -> list[str]:
-    """Return a sentence for each figure that must not be; [] if all is well."""
+    """Return a sentence for each figure that is out of bounds; [] if all is well."""
     limits, held, own, reloads = rung("fp32", "cpu"), document["held"], document["own"], document["reloads"]
     wrong = [*reloads["wrong"], *(() if reloads.get("replacements") else ("the bundle was never replaced",))]
     assert limits.logprobs is not None
@@ -186,7 +186,7 @@ def main() -> int:
         return 0
     if not arguments.quick and not arguments.checkpoint.is_file():
         options.error(f"{arguments.checkpoint} is not there, expected a trained model; run `make demo MINUTES=1` first")
-    folder = Path(tempfile.mkdtemp(prefix="soak-"))  # what hours of work left there stays, if judging it fails
+    folder = Path(tempfile.mkdtemp(prefix="soak-"))  # the results of hours of work stay there if judging them fails
     versions = make_bundles(folder, None if arguments.quick else arguments.checkpoint)
     document = work(folder, versions, arguments)
     model = txl_runtime.load(versions[0], backend="cpu", threads=arguments.threads)

@@ -1,8 +1,8 @@
-"""A state that never forgets, over many steps: how far a bundle goes from its module in float64.
+"""Measures a state that never forgets over many steps: how far a bundle departs from its module in float64.
 
-What a Transformer-XL remembers is gone after some hundred tokens, and with it every rounding. This module keeps all of
-it: a rotation that neither grows nor fades, a plain sum, and a count. Rounding can only add up, in PyTorch's float32 as
-well, which is therefore run beside both.
+A Transformer-XL forgets everything, also rounding errors, after some hundred tokens. This module forgets nothing: it
+has a rotation that neither grows nor fades, a sum, and a count. Its rounding errors can only add up, in PyTorch's
+float32 too, so the module also runs in float32.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from benchmarks.shared.tables import log
 
 FEATURES, PAIRS, BATCH, LOOKS = 8, 32, 2, 40
 RESET = 997
-"""Steps after which the second sequence begins anew."""
+"""Number of steps between resets of the second sequence."""
 
 
 class NeverForgets(nn.Module):
-    """Numbers in; three states that nothing ever leaves."""
+    """A step on numbers with three states that never fade."""
 
     def __init__(self) -> None:
         super().__init__()
         self.turn, self.shown = nn.Linear(FEATURES, PAIRS), nn.Linear(2 * PAIRS, FEATURES)
 
     def forward(self, numbers: Tensor, phase: Tensor, total: Tensor, count: Tensor) -> tuple[Tensor, ...]:
-        """From numbers [B, 8], phase [B, 32, 2], total [B, 8] and count [B] to what is shown and the three."""
+        """Run a step: numbers [B, 8], phase [B, 32, 2], total [B, 8] and count [B] → a result and the three states."""
         angle = self.turn(numbers)
         cosine, sine = angle.cos(), angle.sin()
         phase = torch.stack(
@@ -43,7 +43,7 @@ class NeverForgets(nn.Module):
 
 
 def spec() -> StepSpec:
-    """The step, with names and shapes."""
+    """Return the step with names and shapes."""
     torch.manual_seed(0)
     states = [
         StateSpec("phase", ("B", PAIRS, 2), initial=torch.tensor([1.0, 0.0]).expand(PAIRS, 2).clone()),
@@ -57,8 +57,8 @@ def soak(folder: Path, steps: int, seed: int, threads: int) -> dict[str, Any]:
     """Step a bundle, its module in float64 and its module in float32 side by side.
 
     Returns:
-        steps: how many; count_exact: whether the count is what it must be; looks: now and then, the errors of what is
-        shown, of the phase and of the total, in the bundle and in PyTorch's float32.
+        steps: number of steps. count_exact: True if the count has the right value. looks: from time to time, the errors
+            of the result, of the phase and of the total, in the bundle and in PyTorch's float32.
     """
     wanted = spec()
     log("export a step that never forgets")
@@ -76,7 +76,7 @@ def soak(folder: Path, steps: int, seed: int, threads: int) -> dict[str, Any]:
                 for tensor, fresh in zip(state, _start(state[0].dtype), strict=True):
                     tensor[1] = fresh[1]
         numbers = draws.uniform(-1, 1, (BATCH, FEATURES)).astype(np.float32)
-        found = stream.run({"numbers": numbers})["shown"]
+        result = stream.run({"numbers": numbers})["shown"]
         shown = []
         for side, module in enumerate(modules):
             with torch.no_grad():
@@ -84,7 +84,7 @@ def soak(folder: Path, steps: int, seed: int, threads: int) -> dict[str, Any]:
             shown.append(first)
         if step in due:
             held = stream.state()
-            ours = [found, held["phase"], held["total"]]
+            ours = [result, held["phase"], held["total"]]
             true, plain = ([what, *state[:2]] for what, state in zip(shown, states, strict=True))
             looks.append({"step": step, "bundle": _errors(ours, true), "float32": _errors(plain, true)})
     count = stream.state()["count"].tolist()
@@ -97,7 +97,7 @@ def _start(dtype: torch.dtype) -> list[Tensor]:
     return [phase, torch.zeros(BATCH, FEATURES, dtype=dtype), torch.zeros(BATCH, dtype=torch.int32)]
 
 
-def _errors(found: Sequence[Any], true: Sequence[Tensor]) -> list[float]:
-    """Largest error of what is shown, of the phase and of the total, relative to max(1, largest value)."""
-    pairs = [(np.asarray(some), tensor.numpy()) for some, tensor in zip(found, true, strict=True)]
+def _errors(samples: Sequence[Any], true: Sequence[Tensor]) -> list[float]:
+    """Return the largest errors of the result, the phase and the total, relative to max(1, largest value)."""
+    pairs = [(np.asarray(some), tensor.numpy()) for some, tensor in zip(samples, true, strict=True)]
     return [float(np.abs(some - tensor).max() / max(1.0, np.abs(tensor).max())) for some, tensor in pairs]

@@ -1,4 +1,4 @@
-"""Makes a soak's page of slopes, tables and pictures. Needs no PyTorch; pictures need matplotlib."""
+"""Makes a soak's page with slopes, tables and pictures. Needs no PyTorch; pictures need matplotlib."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from txl_deploy.plotting import check_plot, draw
 
 HOME = Path(__file__).parents[2] / "docs" / "measurements"
 WARM = 0.2
-"""The share of a run that is warm-up: caches and the allocator's arenas fill."""
+"""The share of a run that counts as warm-up, while caches and the allocator's arenas fill."""
 BATCHES, STUDENT = 20, 2.101
-"""Means of 20 stretches give a slope and its 95 % interval (Student's t with 18 degrees of freedom)."""
+"""The means of 20 stretches give a slope and its 95 % interval (Student's t with 18 degrees of freedom)."""
 LONG = 100_000
-"""Steps from which on a slope of memory says something."""
+"""Number of steps from which a slope of memory is meaningful."""
 GROWTH = 5.0
-"""MB per million steps that a process may surely grow by, at most."""
+"""Maximum growth of a process that is surely there, in MB per million steps."""
 COUNTED = ("descriptors", "threads", "files", "mapped", "mappings")
 ANONYMOUS = 40
-"""The most mappings of no file that may be added: an allocator maps and unmaps as it sees fit."""
+"""Maximum number of additional mappings without a file; the allocator maps and unmaps as it needs."""
 MEMORY = (
     ("resident", "resident memory, MB"),
     ("allocated", "allocated by malloc, MB"),
@@ -36,7 +36,7 @@ Samples = Sequence[dict[str, Any]]
 
 
 def warm(samples: Samples) -> Samples:
-    """Those after the warm-up."""
+    """Return the samples after the warm-up."""
     return samples[int(len(samples) * WARM) :]
 
 
@@ -54,29 +54,29 @@ def slope(samples: Samples, name: str) -> tuple[float, float] | None:
         return None
     x, y = np.array([np.mean(some, axis=0) for some in np.array_split(np.array(pairs), BATCHES)]).T
     spread = ((x - x.mean()) ** 2).sum()
-    found = float(((x - x.mean()) * (y - y.mean())).sum() / spread)
-    rest = y - y.mean() - found * (x - x.mean())
-    return found, float(STUDENT * np.sqrt((rest**2).sum() / (BATCHES - 2) / spread))
+    result = float(((x - x.mean()) * (y - y.mean())).sum() / spread)
+    rest = y - y.mean() - result * (x - x.mean())
+    return result, float(STUDENT * np.sqrt((rest**2).sum() / (BATCHES - 2) / spread))
 
 
 def leaks(samples: Samples) -> list[str]:
-    """Return a sentence for each figure that grew and must not."""
+    """Return a sentence for each figure that grew although it must not."""
     wrong, steady = [], warm(samples)
     half = len(steady) // 2
     for name in COUNTED:
         before, after = ([s[name] for s in some if s[name] is not None] for some in (steady[:half], steady[half:]))
-        # The least of a stretch: whatever is only open for a while does not count.
+        # Compare the minimum of each stretch, so that files which are open only for a while do not count.
         if before and after and min(after) > min(before) + (ANONYMOUS if name == "mappings" else 0):
             wrong.append(f"{name} grew from {min(before)} to {min(after)}")
     for name in ("resident", "allocated"):
-        found = slope(samples, name)
-        if samples[-1]["step"] >= LONG and found is not None and found[0] - found[1] > GROWTH:
-            wrong.append(f"{name} memory grows by {found[0]:.1f} ± {found[1]:.1f} MB per million steps")
+        result = slope(samples, name)
+        if samples[-1]["step"] >= LONG and result is not None and result[0] - result[1] > GROWTH:
+            wrong.append(f"{name} memory grows by {result[0]:.1f} ± {result[1]:.1f} MB per million steps")
     return wrong
 
 
 def tables(document: dict[str, Any]) -> list[Table]:
-    """The figures of a run."""
+    """Return the tables of a run's figures."""
     samples, held, own, reloads = (document[name] for name in ("samples", "held", "own", "reloads"))
     steady = warm(samples)
     run = Table(("steps", "seconds", "reloads", "replacements", "neither version", "what must not be"))
@@ -86,16 +86,16 @@ def tables(document: dict[str, Any]) -> list[Table]:
         document["seconds"],
         loads,
         reloads["replacements"],
-        sum("neither" in said for said in reloads["wrong"]),
+        sum("neither" in text for text in reloads["wrong"]),
         len(document["wrong"]),
     )
     grown = Table(("after the warm-up", "first", "last", "least", "most", "per million steps"))
     for name, title in (*MEMORY, *((name, name) for name in COUNTED)):
         values = [sample[name] / SCALE.get(name, 1) for sample in steady if sample[name] is not None]
         if values:
-            found = slope(samples, name)
-            said = None if found is None else f"{found[0]:+.3g} ± {found[1]:.2g}"
-            grown.add(title, *(f"{value:.5g}" for value in (values[0], values[-1], min(values), max(values))), said)
+            result = slope(samples, name)
+            text = None if result is None else f"{result[0]:+.3g} ± {result[1]:.2g}"
+            grown.add(title, *(f"{value:.5g}" for value in (values[0], values[-1], min(values), max(values))), text)
     times = Table(("decode step, ms", "p50", "p99", "largest"))
     for title, some in zip(("first tenth", "middle tenth", "last tenth"), _tenths(samples), strict=True):
         times.add(title, *(float(np.median([s[n] for s in some])) for n in ("p50", "p99")), max(s["max"] for s in some))
@@ -131,7 +131,7 @@ def _tenths(samples: Samples) -> list[Samples]:
 
 
 def write(whole: dict[str, Any], folder: Path) -> None:
-    """The page `soak.md` and its pictures, from what a run wrote."""
+    """Write the page `soak.md` and its pictures from a run's results."""
     document, picture = whole["results"], folder / "soak.png"
     check_plot(picture)
     options, operations = whole["options"], document["operations"]
@@ -217,7 +217,7 @@ float64. Rounding adds up there in any float32. The bundle's error must be at mo
 
 
 def _memory(document: dict[str, Any], axes: Any) -> None:
-    """Resident memory and what malloc gave out."""
+    """Draw resident memory and the memory that malloc handed out."""
     for name, title in MEMORY[:2]:
         pairs = [(s["step"], s[name] / SCALE[name]) for s in document["samples"] if s[name] is not None]
         if pairs:
@@ -227,7 +227,7 @@ def _memory(document: dict[str, Any], axes: Any) -> None:
 
 
 def _times(document: dict[str, Any], axes: Any) -> None:
-    """Percentiles of a decode step, window by window."""
+    """Draw percentiles of a decode step by window."""
     for name in ("p50", "p99", "max"):
         axes.plot([s["step"] for s in document["samples"]], [s[name] for s in document["samples"]], label=name)
     axes.set(xlabel="steps", ylabel="ms", yscale="log", title="a decode step, by window")
@@ -235,7 +235,7 @@ def _times(document: dict[str, Any], axes: Any) -> None:
 
 
 def _errors(document: dict[str, Any], axes: Any) -> None:
-    """Errors against the reference, look by look."""
+    """Draw errors against the reference over time."""
     for name, title in (("logprobs", "log-probabilities"), ("memory", "memory (relative)")):
         axes.plot([s["step"] for s in document["held"]], [s[name] for s in document["held"]], ".-", label=title)
     axes.axhline(1e-4, color="grey", linestyle=":", label="limit")
@@ -244,7 +244,7 @@ def _errors(document: dict[str, Any], axes: Any) -> None:
 
 
 def _never(document: dict[str, Any], axes: Any) -> None:
-    """Errors of a state that never forgets, of the bundle and of PyTorch."""
+    """Draw errors of the state that never forgets, for the bundle and for PyTorch."""
     looks = document["own"]["looks"]
     for place, title in ((1, "phase"), (2, "total")):
         axes.plot([s["step"] for s in looks], [s["bundle"][place] for s in looks], label=f"{title}, bundle")

@@ -52,24 +52,24 @@ OPERATIONS = {
     "look": 0.005,
     "reset": 0.004,
 }
-"""The operations and their shares; a decode step has one token per sequence."""
+"""Operations and their relative frequency; a decode step has one token per sequence."""
 WINDOWS = 200
-"""The number of measurements of the process."""
+"""Number of times that the process is measured."""
 KEPT = 3
-"""Snapshots that are kept to go back to."""
+"""Number of snapshots that are kept for later restores."""
 PATIENCE = 300.0
-"""Seconds after which a replaced bundle must have shown itself."""
+"""Seconds until a replaced bundle must be visible."""
 
 
 class Options(msgspec.Struct, frozen=True):
     """The options that `soak.py` passes.
 
     Attributes:
-        bundle: whose stream is soaked.
+        bundle: the bundle whose stream is soaked.
         beside: the bundle that is replaced and reloaded.
-        folder: where results go, and snapshots as files.
+        folder: the folder for results and for snapshots as files.
         steps, seconds: operations to do, or seconds to do them in, whichever ends first.
-        looks: how often what the stream holds is written down.
+        looks: the number of times that the stream's state is written down.
         interval: seconds between two reloads.
     """
 
@@ -85,21 +85,21 @@ class Options(msgspec.Struct, frozen=True):
 
 
 class Row:
-    """The last segments that a sequence was fed since its last reset, as many as matter, and the number of tokens."""
+    """The last segments of a sequence since its last reset, as many as can matter, and its number of tokens."""
 
     def __init__(self, segments: list[Segment] | None = None, total: int = 0) -> None:
         self.segments, self.total = segments or [], total
 
     def copy(self) -> Row:
-        """The same past, to go on from."""
+        """Return a copy of this past, e.g. of segments [8], [8], [1], from which a stream can continue."""
         return Row(list(self.segments), self.total)
 
     def fed(self, tokens: Ids, longest: int, reach: int) -> None:
-        """Note tokens that were fed, in segments of the largest length and one with the rest."""
+        """Note tokens that were fed, e.g. [17], in segments of length 8, 8 and 1."""
         for first in range(0, len(tokens), longest):
             self.segments.append(tuple(tokens[first : first + longest].tolist()))
         self.total += len(tokens)
-        if len(self.segments) > 2 * reach:  # each has a token at least
+        if len(self.segments) > 2 * reach:  # each segment has at least one token
             self.trim(reach)
 
     def trim(self, reach: int) -> None:
@@ -114,7 +114,7 @@ class Row:
 
 @dataclass
 class Play:
-    """One stream, all that is done with it, and the notes that say what it must hold."""
+    """One stream, the operations on it, and notes of what it must hold."""
 
     model: Model
     folder: Path
@@ -132,33 +132,33 @@ class Play:
         self.rows = [Row() for _ in range(self.stream.batch_size)]
 
     def one(self, name: str) -> None:
-        """Do one thing."""
+        """Do one random operation."""
         self.done[name] += 1
         getattr(self, f"do_{name}")()
 
     def number(self, first: int, last: int) -> int:
-        """A draw from first … last."""
+        """Draw a number from first … last."""
         return int(self.draws.integers(first, last + 1))
 
     def tokens(self, columns: int) -> Ids:
-        """Random tokens, [b, columns]."""
+        """Draw random tokens, [b, columns], e.g. [2, 8]."""
         return self.draws.integers(0, self.model.manifest.vocab_size, (len(self.rows), columns), np.int32)
 
     def lengths(self, columns: int, least: int = 0) -> Ids:
-        """Draw the number of tokens that count in each sequence: all, in 7 of 10 cases."""
+        """Draw the number of tokens that count in each sequence: all, in 7 of 10 cases. For example, [8, 3]."""
         if self.draws.random() < 0.7:
             return np.full(len(self.rows), columns, np.int32)
         return self.draws.integers(least, columns + 1, len(self.rows), np.int32)
 
     def fed(self, tokens: Ids, counts: Ids) -> None:
-        """Note what was fed."""
+        """Note the tokens that were fed, e.g. [2, 8] with counts [8, 3]."""
         for row, words, count in zip(self.rows, tokens, counts.tolist(), strict=True):
             row.fed(words[:count], self.longest, self.reach)
 
     # --- segments -------------------------------------------------------------------------------------------------
 
     def do_decode(self) -> None:
-        """One token per sequence, timed."""
+        """Feed one token per sequence, and time it."""
         tokens, counts = self.tokens(1), self.lengths(1)
         started = time.perf_counter()
         self.stream.step(tokens, counts)
@@ -166,27 +166,27 @@ class Play:
         self.fed(tokens, counts)
 
     def do_prefill(self) -> None:
-        """One segment of any length."""
+        """Run one segment of any length."""
         tokens = self.tokens(self.number(1, self.longest))
         counts = self.lengths(tokens.shape[1])
         self.stream.step(tokens, counts)
         self.fed(tokens, counts)
 
     def do_feed(self) -> None:
-        """Some segments; of some calls the last position alone."""
+        """Feed several segments; in some calls only the last position's result is returned."""
         tokens = self.tokens(self.number(1, 3 * self.longest))
         counts = self.lengths(tokens.shape[1])
         self.stream.feed(tokens, counts, last=self.draws.random() < 0.5)
         self.fed(tokens, counts)
 
     def do_score(self) -> None:
-        """Some segments whose tokens are targets."""
+        """Score several segments of tokens."""
         tokens = self.tokens(self.number(2, 2 * self.longest))
         self.stream.score(tokens)
         self.fed(tokens[:, :-1], np.full(len(tokens), tokens.shape[1] - 1, np.int32))
 
     def do_generate(self) -> None:
-        """A prompt, and some tokens that follow; the last one is not fed."""
+        """Feed a prompt and generate tokens; the last one is not fed."""
         tokens = self.tokens(self.number(1, 4))
         counts = self.lengths(tokens.shape[1], least=1)
         ways: list[dict[str, Any]] = [{"temperature": 0}, {"top_k": 5}, {"top_p": 0.5}, {}]
@@ -199,35 +199,35 @@ class Play:
             self.fed(token[:, None], np.ones(len(token), np.int32))
 
     def do_uncommitted(self) -> None:
-        """A segment that is not to be part of the state."""
+        """Run a segment without committing it."""
         tokens = self.tokens(self.number(1, self.longest))
         self.stream.run({"tokens": tokens}, self.lengths(tokens.shape[1]), commit=False)
 
     # --- states ---------------------------------------------------------------------------------------------------
 
     def do_select(self) -> None:
-        """Sequences reordered, dropped and doubled."""
+        """Reorder, drop and double sequences."""
         which = self.draws.integers(0, len(self.rows), self.number(1, self.model.batch_size))
         self.stream.select(which)
         self.rows = [self.rows[row].copy() for row in which]
 
     def do_move(self) -> None:
-        """One sequence goes on from where another is."""
+        """Put one sequence's state into a second sequence's place."""
         source, target = (self.number(0, len(self.rows) - 1) for _ in range(2))
         self.stream.put(target, self.stream.take(source))
         self.rows[target] = self.rows[source].copy()
 
     def do_snapshot(self) -> None:
-        """A copy is kept; the oldest goes."""
+        """Keep a snapshot, and drop the oldest."""
         self.snapshots = [*self.snapshots[1 - KEPT :], (self.stream.snapshot(), [row.copy() for row in self.rows])]
 
     def do_restore(self) -> None:
-        """Back to one of the copies."""
+        """Restore one of the snapshots."""
         if self.snapshots:
             self.go_back(*self.snapshots[self.number(0, len(self.snapshots) - 1)])
 
     def do_file(self) -> None:
-        """A copy as a file; of some calls the stream goes on from a file."""
+        """Store a snapshot as a file; some calls continue from a file."""
         path = self.folder / f"state-{self.number(0, 3)}.safetensors"
         if path.exists() and self.draws.random() < 0.5:
             past = path.with_suffix(".json")
@@ -240,18 +240,18 @@ class Play:
         path.with_suffix(".json").write_text(json.dumps([(row.segments, row.total) for row in self.rows]))
 
     def go_back(self, state: StreamState, rows: list[Row]) -> None:
-        """Continue from a copy."""
+        """Continue from a snapshot and its rows, e.g. 2 rows."""
         if state.batch_size != len(self.rows):
             self.stream = self.model.stream(state.batch_size)
         self.stream.restore(state)
         self.rows = [row.copy() for row in rows]
 
     def do_look(self) -> None:
-        """The whole state, as arrays."""
+        """Read the whole state as arrays."""
         self.stream.state()
 
     def do_reset(self) -> None:
-        """Some sequences begin anew, or all of them in a new stream of all sequences."""
+        """Reset some sequences, or replace the stream by a new one with all sequences."""
         if self.draws.random() < 0.2:
             self.stream = self.model.stream()
             self.rows = [Row() for _ in range(self.stream.batch_size)]
@@ -265,8 +265,8 @@ class Play:
     def write_down(self, path: Path) -> None:
         """Write the stream's state, its answer to some tokens, and the tokens that every sequence was fed."""
         tokens = self.tokens(self.longest)
-        found = self.stream.run({"tokens": tokens}, commit=False)
-        (logprobs,) = found.values()
+        result = self.stream.run({"tokens": tokens}, commit=False)
+        (logprobs,) = result.values()
         past: dict[str, Any] = {"fill": self.stream.fill, "tokens": tokens, "logprobs": logprobs}
         past |= {f"memory.{name}": rows for name, rows in self.stream.memory().items()}
         for index, row in enumerate(self.rows):
@@ -278,12 +278,13 @@ class Play:
 
 
 class Beside(threading.Thread):
-    """A reader of a bundle that is replaced: it loads the new one, holds it against what was known, drops the old one.
+    """A reader of a bundle that is replaced: it loads the new one, compares its answer with the known one, and drops
+    the old one.
 
     Attributes:
-        counts: what happened.
-        wrong: what must not happen, in words.
-        seconds: of every load.
+        counts: the number of each event.
+        wrong: errors in words.
+        seconds: the seconds of every load.
     """
 
     def __init__(self, options: Options) -> None:
@@ -297,10 +298,10 @@ class Beside(threading.Thread):
         )
 
     def run(self) -> None:
-        """Reload until the end."""
+        """Reload the bundle until the end of the run."""
         try:
             self._reload()
-        except Exception as error:  # told at the end: a thread's traceback would be lost
+        except Exception as error:  # reported at the end, because a thread's traceback would be lost
             self.wrong.append(f"{type(error).__name__}: {error}")
 
     def _reload(self) -> None:
@@ -309,7 +310,8 @@ class Beside(threading.Thread):
         known.append(self._answer(old))
         while not self.ended.wait(self._interval):
             before, patience = self._answer(old), time.monotonic() + PATIENCE
-            print(json.dumps({"replace": self.counts["replacements"]}), flush=True)  # the bundle's other version
+            # asks for the bundle's second version
+            print(json.dumps({"replace": self.counts["replacements"]}), flush=True)
             while True:
                 try:
                     new = self._load()
@@ -343,8 +345,8 @@ class Beside(threading.Thread):
     def _answer(model: Model) -> str:
         """Return the hash of a model's answer to one feed, all bits of it."""
         tokens = np.arange(3 * model.segment_lengths[0], dtype=np.int32) % model.manifest.vocab_size
-        found = model.stream(1).feed(tokens[None])
-        return hashlib.sha256(found.tobytes()).hexdigest()
+        result = model.stream(1).feed(tokens[None])
+        return hashlib.sha256(result.tobytes()).hexdigest()
 
 
 class _Mallinfo(ctypes.Structure):
@@ -375,35 +377,35 @@ def _known_mallinfo() -> Callable[[], Any] | None:
     return ask
 
 
-_mallinfo = _known_mallinfo()  # once: every library object that ctypes makes leaves classes behind
+_mallinfo = _known_mallinfo()  # looked up once, because every library object of ctypes leaves classes behind
 
 
 def measured(folder: Path) -> dict[str, float | None]:
     """Return the process's use of memory, descriptors and threads; None for what the system does not tell."""
-    found: dict[str, float | None] = dict.fromkeys(
+    results: dict[str, float | None] = dict.fromkeys(
         ("resident", "allocated", "mappings", "mapped", "descriptors", "threads")
     )
     try:
-        found["resident"] = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        results["resident"] = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         maps = Path("/proc/self/maps").read_bytes()
-        found["mappings"], found["mapped"] = maps.count(b"\n"), maps.count(b" /")
-        found["descriptors"] = len(list(Path("/proc/self/fd").iterdir())) - 1
-        found["threads"] = len(list(Path("/proc/self/task").iterdir()))
+        results["mappings"], results["mapped"] = maps.count(b"\n"), maps.count(b" /")
+        results["descriptors"] = len(list(Path("/proc/self/fd").iterdir())) - 1
+        results["threads"] = len(list(Path("/proc/self/task").iterdir()))
     except OSError:
         pass
     if _mallinfo is not None:
         info = _mallinfo()
-        found["allocated"] = info.uordblks + info.hblkhd
-    found["python"] = sys.getallocatedblocks()
-    found["files"] = sum(1 for _ in folder.rglob("*"))
-    return found
+        results["allocated"] = info.uordblks + info.hblkhd
+    results["python"] = sys.getallocatedblocks()
+    results["files"] = sum(1 for _ in folder.rglob("*"))
+    return results
 
 
 def main(argument: str) -> None:
-    """Do it all."""
+    """Run all operations, and write the results."""
     options = msgspec.json.decode(argument.encode(), type=Options)
     folder = Path(options.folder)
-    scratch = folder / "scratch"  # the process's own temporary folder, too: whatever is left there is seen
+    scratch = folder / "scratch"  # also the process's temporary folder, so that leftovers are noticed
     scratch.mkdir()
     os.environ["TMPDIR"] = str(scratch)
     draws = np.random.default_rng(options.seed)
@@ -411,7 +413,7 @@ def main(argument: str) -> None:
     beside = Beside(options)
     beside.start()
     names, shares = list(OPERATIONS), np.array(list(OPERATIONS.values()))
-    samples = folder / "samples.jsonl"  # not in memory, which is measured
+    samples = folder / "samples.jsonl"  # on the disk, because memory is what is measured
     window, checkpoint = max(options.steps // WINDOWS, 1), max(options.steps // options.looks, 1)
     started = time.monotonic()
     for first in range(0, options.steps, window):

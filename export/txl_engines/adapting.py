@@ -39,17 +39,17 @@ def without_elu(graph: Graph) -> Graph:
     return _replaced(graph, "Elu", _elu)
 
 
-def _replaced(graph: Graph, operator: str, made: Callable[[Any, Any, str], list[Any] | None]) -> Graph:
+def _replaced(graph: Graph, operator: str, make: Callable[[Any, Any, str], list[Any] | None]) -> Graph:
     """Replace each node of an operator by the nodes made(model, node, element type); None keeps the node."""
-    if all(operator != found for _, found in graph.nodes):
+    if all(operator != other for _, other in graph.nodes):
         return graph
     model = decode_graph(graph.data, graph.path)
-    kinds, kept = value_types(graph.data), list[Any]()
+    kinds, nodes_after = value_types(graph.data), list[Any]()
     for node in model.graph.node:
-        nodes = made(model, node, kinds.get(node.input[0], "")) if node.op_type == operator else None
-        kept += [deepcopy(node)] if nodes is None else nodes
+        nodes = make(model, node, kinds.get(node.input[0], "")) if node.op_type == operator else None
+        nodes_after += [deepcopy(node)] if nodes is None else nodes
     del model.graph.node[:]
-    model.graph.node.extend(kept)
+    model.graph.node.extend(nodes_after)
     names = tuple((node.name, node.op_type) for node in model.graph.node)
     return dataclasses.replace(graph, data=model.SerializeToString(deterministic=True), nodes=names)
 
@@ -119,9 +119,9 @@ def _separate(model: Any, path: Path) -> bool:
             name, offset, length = place
             places.setdefault((name, offset), []).append((length, tensor))
     changed = False
-    for (name, offset), found in places.items():
-        longest = max(length for length, _ in found)
-        for length, tensor in found:
+    for (name, offset), weights in places.items():
+        longest = max(length for length, _ in weights)
+        for length, tensor in weights:
             if length != longest:
                 with (path.parent / name).open("rb") as stream:
                     stream.seek(offset)

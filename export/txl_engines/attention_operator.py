@@ -54,16 +54,18 @@ def unite_attention(graph: Graph, program: Program, positions: int = 1) -> Graph
         return graph
     onnx, model = import_onnx(), decode_graph(graph.data, graph.path)
     sizes = {spec.name: spec.fixed for spec in program.outputs if spec.name in graph.states}
-    found = [each for each in find_attentions(model.graph) if _fits(sizes.get(each.key, ())) and each.value in sizes]
-    if not found:
+    attentions = [
+        each for each in find_attentions(model.graph) if _fits(sizes.get(each.key, ())) and each.value in sizes
+    ]
+    if not attentions:
         return graph
     types = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
-    if any(each.unseen not in types for each in found):
+    if any(each.unseen not in types for each in attentions):
         return graph
-    lowest = {kind: f"attend.lowest.{kind}" for kind in sorted({types[each.unseen] for each in found})}
+    lowest = {kind: f"attend.lowest.{kind}" for kind in sorted({types[each.unseen] for each in attentions})}
     model.graph.initializer.extend(_lowest(kind, name) for kind, name in lowest.items())
-    gone = {id(node) for each in found for node in each.nodes}
-    last = {id(each.nodes[-1]): each for each in found}
+    gone = {id(node) for each in attentions for node in each.nodes}
+    last = {id(each.nodes[-1]): each for each in attentions}
     nodes = []
     for node in model.graph.node:
         if id(node) not in gone:
@@ -126,8 +128,8 @@ def find_attentions(graph: Any) -> Iterator[Attention]:
         return node if node is not None and node.op_type == operator else None
 
     def reader(name: str, operator: str) -> Any:
-        found = [node for node, _ in readers.get(name, [])]
-        return found[0] if len(found) == 1 and found[0].op_type == operator else None
+        nodes = [node for node, _ in readers.get(name, [])]
+        return nodes[0] if len(nodes) == 1 and nodes[0].op_type == operator else None
 
     for softmax in graph.node:
         if softmax.op_type != "Softmax":

@@ -205,7 +205,7 @@ def check_gpus(
 ) -> tuple[int, ...]:
     """Check compute capabilities; return them sorted and each once, e.g. (86, 89) for [89, 86, 89].
 
-    For matrices in fp8 none stands for all that have it, since the library's own list has others.
+    Without any, matrices in fp8 get all GPUs that have fp8, because the library's own default includes GPUs without it.
 
     Raises:
         UsageError: the library takes no list of GPUs, or cannot build for one of them.

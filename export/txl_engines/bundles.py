@@ -123,10 +123,10 @@ def build_bundle(
         identities = [_identity(*pair, precision, maker) for pair in zip(programs, graphs, strict=True)]
         names = [engine_path(maker.target, program.name) for program in programs]
         pairs = zip(names, identities, strict=True)
-        found = [None if force else _reusable(bundle, *pair, listener) for pair in pairs]
-        if rounding and None in found:
+        existing = [None if force else _reusable(bundle, *pair, listener) for pair in pairs]
+        if rounding and None in existing:
             facts = _judged(bundle, graphs, *rounding)
-        for program, graph, identity, name, there in zip(programs, graphs, identities, names, found, strict=True):
+        for program, graph, identity, name, there in zip(programs, graphs, identities, names, existing, strict=True):
             if there is not None:
                 _list_again(stage, bundle, name)
             sidecar = there or _make(stage, name, program, graph, identity, maker, listener, facts)
@@ -286,19 +286,18 @@ def _judged(bundle: Bundle, graphs: Sequence[Graph], rounding: Rounding, judge: 
 
 
 def _others(bundle: Bundle, target: str, rule: str, built: Collection[str], rounding: str) -> list[str]:
-    """Return the engines of a target that this build did not make and that would become outdated.
-
-    They are those of the same rule, and of a different precision.
+    """Return engines of a target that this build did not make and that become outdated: of the same rule, but a
+    different precision.
     """
-    found = []
+    engines = []
     for name in engine_names(bundle):
         if name.startswith(f"engines/{target}/") and name not in built:
             with contextlib.suppress(BundleError):
                 identity = read_sidecar(bundle.file(sidecar_path(name))).identity
                 if identity.update != rule and identity.rounding == rounding:
                     continue
-            found.append(name)
-    return found
+            engines.append(name)
+    return engines
 
 
 def _list_again(stage: Staging, bundle: Bundle, name: str) -> None:
@@ -318,25 +317,25 @@ def _make(
     listener: Listener,
     facts: Mapping[str, Any],
 ) -> Sidecar:
-    """Make an engine in the staging folder, and its sidecar with the facts, of which some are given."""
-    made = maker.make(graph, program, stage.reserve(name), listener)
+    """Make an engine in the staging folder, and write its sidecar with the given facts."""
+    built = maker.make(graph, program, stage.reserve(name), listener)
     sidecar = Sidecar(
         key=identity.key,
         identity=identity,
-        sha256=made.sha256,
-        bytes=made.bytes,
-        seconds=made.seconds,
+        sha256=built.sha256,
+        bytes=built.bytes,
+        seconds=built.seconds,
         weight_bytes=graph.weight_bytes,
         saved_bytes=graph.saved_bytes,
-        kernels=made.layers.kernels,
-        layers=made.layers.rows,
+        kernels=built.layers.kernels,
+        layers=built.layers.rows,
         attention_layers=graph.attention_layers,
-        fused_attention=made.layers.fused_attention,
-        fused_kernels=made.layers.fused,
-        in_place=made.in_place,
-        read_in_place=made.layers.read_in_place,
-        copying=made.layers.copying,
-        verified_on=made.verified,
+        fused_attention=built.layers.fused_attention,
+        fused_kernels=built.layers.fused,
+        in_place=built.in_place,
+        read_in_place=built.layers.read_in_place,
+        copying=built.layers.copying,
+        verified_on=built.verified,
         **facts,
     )
     stage.place(sidecar_path(name), msgspec.json.format(msgspec.json.encode(sidecar)))

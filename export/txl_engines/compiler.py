@@ -72,8 +72,8 @@ class Compiler:
         parser = trt.OnnxParser(network, library.logger)
         if not parser.parse(data, path):
             errors = [parser.get_error(i) for i in range(parser.num_errors)]
-            told = tuple(NodeError(int(error.node()), str(error.desc()), str(error.func())) for error in errors)
-            return Network(builder, network, told)
+            node_errors = tuple(NodeError(int(error.node()), str(error.desc()), str(error.func())) for error in errors)
+            return Network(builder, network, node_errors)
         layers = [network.get_layer(i) for i in range(network.num_layers)]
         if library.facts.reads_in_place:
             _give_attention_its_keys(trt, layers)
@@ -156,15 +156,15 @@ def _give_attention_its_keys(trt: Any, layers: Sequence[Any]) -> None:
     attentions = [layer for layer in layers if layer.type == trt.LayerType.ATTENTION_INPUT]
     if not attentions:
         return
-    found = {}
+    layers_by_name = {}
     for layer in layers:
         for index in range(layer.num_outputs):
             tensor = layer.get_output(index)
-            found[tensor.name] = layer
+            layers_by_name[tensor.name] = layer
     for boundary in attentions:
         for index in (0, 1):
             tensor = boundary.get_input(index)
-            factor = _times_one(trt, found, found.get(tensor.name))
+            factor = _times_one(trt, layers_by_name, layers_by_name.get(tensor.name))
             if factor is not None:
                 boundary.set_input(index, factor)
         boundary.__class__ = trt.IAttentionInputLayer  # the bindings return every layer as the base class
@@ -172,16 +172,16 @@ def _give_attention_its_keys(trt: Any, layers: Sequence[Any]) -> None:
         attention.decomposable = True
 
 
-def _times_one(trt: Any, found: Mapping[str, Any], product: Any) -> Any:
+def _times_one(trt: Any, layers: Mapping[str, Any], product: Any) -> Any:
     """Return the tensor that a layer multiplies by a constant 1 (maybe cast); None if the layer does something else."""
     if product is None or product.type != trt.LayerType.ELEMENTWISE:
         return None
     product.__class__ = trt.IElementWiseLayer
     tensor = product.get_input(1)
-    constant = found.get(tensor.name)
+    constant = layers.get(tensor.name)
     if constant is not None and constant.type == trt.LayerType.CAST:
         tensor = constant.get_input(0)
-        constant = found.get(tensor.name)
+        constant = layers.get(tensor.name)
     if product.op != trt.ElementWiseOperation.PROD or constant is None or constant.type != trt.LayerType.CONSTANT:
         return None
     constant.__class__ = trt.IConstantLayer

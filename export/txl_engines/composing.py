@@ -253,13 +253,13 @@ class _Softmax:
         warm = weaver.add("Max", "temperature", weaver.constant(np.array(COLDEST, np.float32)))
         warm, sums = weaver.reshape(warm, self._batch, 1), []
         values = [weaver.columns(parts[0], 0, words) if tails else parts[0], *parts[1:]]
-        for part, given, (first, last) in zip(_part_names(tails), values, self._clusters, strict=True):
+        for part, values_of_part, (first, last) in zip(_part_names(tails), values, self._clusters, strict=True):
             count = weaver.constant(np.array([min(BEST, last - first)], np.int64))
-            found, place = weaver.best(given, count, out=f"{part}.values")
+            best, place = weaver.best(values_of_part, count, out=f"{part}.values")
             ids = weaver.add("Cast", place, to=weaver.onnx.TensorProto.INT32, out="" if first else f"{part}.ids")
             if first:
                 weaver.add("Add", ids, weaver.int32(first), out=f"{part}.ids")
-            below = weaver.add("Div", weaver.add("Sub", given, weaver.columns(found, 0, 1)), warm)
+            below = weaver.add("Div", weaver.add("Sub", values_of_part, weaver.columns(best, 0, 1)), warm)
             axis = weaver.constant(np.array([1], np.int64))
             sums.append(weaver.add("ReduceSum", weaver.add("Exp", below), axis, out="" if tails else "sums"))
         if tails:
@@ -277,17 +277,17 @@ class _Softmax:
             begun = weaver.add("GreaterOrEqual", targets, weaver.int32(first))
             column = weaver.add("Where", begun, weaver.int32(words + cluster - 1), column)
             inside[cluster] = begun
-        found = weaver.add("GatherElements", self._part("head", rows), column, axis=1)
+        logprob = weaver.add("GatherElements", self._part("head", rows), column, axis=1)
         for cluster, begun in inside.items():
             first, end = self._clusters[cluster]
             word = weaver.add("Max", weaver.add("Sub", targets, weaver.int32(first)), weaver.int32(0))
             word = weaver.add("Min", word, weaver.int32(end - first - 1))
-            given = weaver.add("GatherElements", self._part(f"tail.{cluster}", rows), word, axis=1)
+            within = weaver.add("GatherElements", self._part(f"tail.{cluster}", rows), word, axis=1)
             mine = begun
             if cluster + 1 in inside:
                 mine = weaver.add("And", begun, weaver.add("Not", inside[cluster + 1]))
-            found = weaver.add("Where", mine, weaver.add("Add", found, given), found)
-        return weaver.add("Neg", found)
+            logprob = weaver.add("Where", mine, weaver.add("Add", logprob, within), logprob)
+        return weaver.add("Neg", logprob)
 
     def _width(self) -> int:
         """Return the width of the rows that the softmax reads, D."""
@@ -299,8 +299,8 @@ class _Softmax:
 
     def _part(self, kind: str, rows: str) -> str:
         """Append the bundle's program of a kind with `rows` as input; return the name of its result."""
-        found = self._find(kind)
-        path = self._bundle.file(found.file)
-        model = decode_graph(_read(self._bundle, found), path)
-        check_graph(model, path, found)
+        program = self._find(kind)
+        path = self._bundle.file(program.file)
+        model = decode_graph(_read(self._bundle, program), path)
+        check_graph(model, path, program)
         return self._weaver.attach(model, kind, {HIDDEN: rows}, path)

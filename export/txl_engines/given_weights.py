@@ -29,8 +29,9 @@ from txl_engines.checking import Graph, binding_of, decode_graph, import_onnx, p
 LEAST_BYTES = 1 << 16
 """Least size in bytes of a weight that becomes an input; each smaller one would cost a kernel."""
 Use = Literal["gathered", "linear", "turned"]
-"""Ways to read a weight: "gathered": rows are taken. "linear": as [out, in] by a Gemm. "turned": by a product, after a
-Transpose."""
+"""Ways to read a weight: "gathered": by rows. "linear": as [out, in], by a Gemm. "turned": by a product, after a
+Transpose.
+"""
 BACK = ".back"
 ENDS = (*get_args(Use), f"turned{BACK}")
 """Suffixes of the names of new values."""
@@ -41,19 +42,19 @@ def give_weights(graph: Graph, file: str) -> Graph:
     onnx, model = import_onnx(), decode_graph(graph.data, graph.path)
     readers = readers_of(model.graph)
     returned = {value.name for value in model.graph.output}
-    taken = readers.keys() | {name for node in model.graph.node for name in node.output}
-    given, kept, turns, gone = list[GivenWeight](), list[Any](), list[Any](), 0
+    names_in_use = readers.keys() | {name for node in model.graph.node for name in node.output}
+    weights, initializers, turns, gone = list[GivenWeight](), list[Any](), list[Any](), 0
     for tensor in model.graph.initializer:
         location, offset, size = place_of(tensor, graph.path) or ("", 0, 0)
         real = tensor.data_type in (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
         uses = [(_use(node, index), node, index) for node, index in readers.get(tensor.name, [])]
-        found = [use for use, *_ in uses]
-        free = tensor.name not in returned and taken.isdisjoint(f"{tensor.name}.{end}" for end in ENDS)
-        if not (real and free and location == file and size >= LEAST_BYTES and _read_in_place(tensor.dims, found)):
-            kept.append(deepcopy(tensor))
+        kinds = [use for use, *_ in uses]
+        free = tensor.name not in returned and names_in_use.isdisjoint(f"{tensor.name}.{end}" for end in ENDS)
+        if not (real and free and location == file and size >= LEAST_BYTES and _read_in_place(tensor.dims, kinds)):
+            initializers.append(deepcopy(tensor))
             continue
         gone += size
-        for use in dict.fromkeys(found):
+        for use in dict.fromkeys(kinds):
             name, shape = f"{tensor.name}.{use}", tuple(tensor.dims)
             result, turned = name, use == "turned"
             if turned:
@@ -65,17 +66,17 @@ def give_weights(graph: Graph, file: str) -> Graph:
                     node.input[index] = result
             value = onnx.helper.make_tensor_value_info(name, tensor.data_type, shape)
             model.graph.input.append(value)
-            given.append(
+            weights.append(
                 msgspec.convert(binding_of(value)._asdict() | {"offset": offset, "turned": turned}, GivenWeight)
             )
     nodes = [*turns, *map(deepcopy, model.graph.node)]
-    for field, values in ((model.graph.initializer, kept), (model.graph.node, nodes)):
+    for field, values in ((model.graph.initializer, initializers), (model.graph.node, nodes)):
         del field[:]
         field.extend(values)
     data = model.SerializeToString(deterministic=True)
     names = tuple((node.name, node.op_type) for node in nodes)
     held = graph.weight_bytes - gone
-    return dataclasses.replace(graph, data=data, nodes=names, given=(*graph.given, *given), weight_bytes=held)
+    return dataclasses.replace(graph, data=data, nodes=names, given=(*graph.given, *weights), weight_bytes=held)
 
 
 def _use(node: Any, place: int) -> Use | None:

@@ -16,7 +16,7 @@ NOT_KERNELS = frozenset({"signal", "wait", "shape_call", "noop", "constant", "cj
 COUNTING = frozenset({"memset", "add"})
 """Layer types that start no work if they write a single integer, e.g. a counter, which the host keeps."""
 REGION = "ForeignNode["
-"""Part of the name of a layer that stands for any number of kernels, which TensorRT's listing need not name."""
+"""Part of the name of a layer that contains several kernels; TensorRT's listing need not name them."""
 SIZES = {"Float": 4, "Int32": 4, "Half": 2, "BFloat16": 2, "Bool": 1, "Int8": 1, "FP8": 1, "Int64": 8}
 """Bytes per element of each type in listings."""
 
@@ -121,12 +121,12 @@ def read_kernels(listing: str) -> Iterator[Kernel]:
             yield Kernel(match["name"], match["kind"], read, written)
 
 
-def _operands(found: re.Match[str] | None) -> tuple[Operand, ...]:
-    if found is None:
+def _operands(match: re.Match[str] | None) -> tuple[Operand, ...]:
+    if match is None:
         return ()
     return tuple(
         Operand(name, tuple(int(size) for size in shape.split(",") if size), dtype)
-        for name, shape, dtype in _TENSOR.findall(found[1])
+        for name, shape, dtype in _TENSOR.findall(match[1])
     )
 
 

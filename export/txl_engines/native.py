@@ -58,7 +58,7 @@ MACHINES: dict[Instructions, tuple[str, ...]] = {
 COMPILERS = ("cc", "gcc", "clang")
 Platform = Literal["linux-x86_64", "linux-aarch64"]
 PLATFORMS: dict[Platform, Instructions] = {"linux-x86_64": "avx2", "linux-aarch64": "neon"}
-"""Instructions of a step for a platform other than this one: those of most of its processors since 2015 and 2018."""
+"""Instruction set of a step for a different platform: most of its processors have it since 2015 (x86) or 2018 (Arm)."""
 ZIG = (("x86-64-", "x86_64_"), ("-march=armv8.2-a+", "-mcpu=generic+v8_2a+"))
 """Names of processors that ziglang has others for."""
 GLIBC = "2.28"
@@ -146,7 +146,7 @@ def build_native(
         facts = msgspec.json.format(msgspec.json.encode(sidecar))
         stage.place(SIDECAR, facts)
         if not other:
-            # First: a bundle with a step that "auto" cannot take would surprise.
+            # The user's copy first: otherwise a bundle could have a step that "auto" does not run.
             _keep(library, hashlib.sha256(facts).hexdigest())
         stage.publish()
     return NativeBuild(bundle.path, sidecar, segments)
@@ -177,7 +177,7 @@ def _place(sha256: str) -> Path:
 
 
 def find_cross_compiler(platform: Platform) -> tuple[str, ...]:
-    """Return the command of a C compiler for a platform: that of the package ziglang, or a GCC of that name.
+    """Return the command of a C compiler for a platform: the one in the package ziglang, or a GCC for that platform.
 
     Raises:
         BackendError: there is none.
@@ -185,8 +185,8 @@ def find_cross_compiler(platform: Platform) -> tuple[str, ...]:
     target = f"{platform.removeprefix('linux-')}-linux-gnu"
     if find_spec("ziglang") is not None:
         return sys.executable, "-m", "ziglang", "cc", "-target", f"{target}.{GLIBC}"
-    if found := shutil.which(f"{target}-gcc"):
-        return (found,)
+    if gcc := shutil.which(f"{target}-gcc"):
+        return (gcc,)
     raise BackendError(f"no C compiler for {platform} was found, expected {target}-gcc or: pip install ziglang")
 
 
@@ -198,13 +198,13 @@ def find_compiler() -> tuple[str, ...]:
     """
     named = os.environ.get("CC", "")
     try:
-        given = shlex.split(named)
+        command = shlex.split(named)
     except ValueError as error:
         raise BackendError(f"$CC is {named!r} ({error}), expected a command; set it to a C compiler") from None
-    if given:  # it is started elsewhere
-        return (str(Path(given[0]).absolute()) if os.sep in given[0] else given[0], *given[1:])
-    if found := next(filter(None, map(shutil.which, COMPILERS)), None):
-        return (found,)
+    if command:  # it is started elsewhere
+        return (str(Path(command[0]).absolute()) if os.sep in command[0] else command[0], *command[1:])
+    if compiler := next(filter(None, map(shutil.which, COMPILERS)), None):
+        return (compiler,)
     if find_spec("ziglang") is not None:
         return sys.executable, "-m", "ziglang", "cc"
     raise BackendError(
@@ -232,9 +232,9 @@ def compile_step(command: Sequence[str], library: Path, instructions: Instructio
     except OSError as error:
         raise BackendError(f"{command[0]}: {error.strerror}, expected a C compiler; set $CC to one") from None
     if ran.returncode or not library.exists():
-        said = [text for text in ran.stderr.splitlines() if "error" in text] or ran.stderr.splitlines() or ["nothing"]
+        lines = [text for text in ran.stderr.splitlines() if "error" in text] or ran.stderr.splitlines() or ["nothing"]
         raise BackendError(
-            f"{shlex.join(command)} failed ({one_line(ValueError(said[0]))}), expected GCC 11, Clang 12 or newer; "
+            f"{shlex.join(command)} failed ({one_line(ValueError(lines[0]))}), expected GCC 11, Clang 12 or newer; "
             "set $CC to one, or: pip install ziglang"
         )
 
@@ -249,17 +249,18 @@ def _version(command: Sequence[str]) -> str:
 def _verified(
     bundle: Bundle, library: Path, cache: Cache, bf16: bool
 ) -> tuple[tuple[float, float], dict[str, float], int]:
-    """Run the step beside the bundle in ONNX Runtime; return what it reached, what was found, and segments.
+    """Run the step beside the bundle in ONNX Runtime; return the self-test's differences, those of the chain, and
+    segments.
 
     Raises:
         CheckError: they differ by more than the ladder allows.
     """
     expected = Model(bundle, "cpu", update="ring")
-    found = Model(bundle, "cpu", update="ring")
-    found.backend = open_step(bundle, library, cache, threads=None, bf16=bf16)
-    precision = found.backend.precision or bundle.manifest.precision
+    model = Model(bundle, "cpu", update="ring")
+    model.backend = open_step(bundle, library, cache, threads=None, bf16=bf16)
+    precision = model.backend.precision or bundle.manifest.precision
     plain = precision == "fp32"
-    differences, divergences, segments, spread = _compared(expected, found)
+    differences, divergences, segments, spread = _compared(expected, model)
     compared = {"logprobs": float(max(map(np.max, differences)))}
     early, late = (float(np.mean(part)) for part in np.array_split([one.mean() for one in differences[-FULL:]], 4)[::3])
     limits = [("drift", late, no_drift_limit(early, None if plain else SPREAD * spread))]
@@ -274,7 +275,7 @@ def _verified(
                 f"{bundle.path}: the compiled step differs from ONNX Runtime ({name} {value:.2e}, expected at most "
                 f"{limit:.2e} over {segments} segments); it was not placed: set $CC to another compiler"
             )
-    tested = run_selftest(found).largest
+    tested = run_selftest(model).largest
     return (tested["logprobs"], tested["memory"]), compared, segments
 
 

@@ -73,10 +73,10 @@ class Staging:
         }
         document = msgspec.json.decode(self._manifest)
         listed: dict[str, Any] = document["files"]
-        kept = {name: record for name, record in listed.items() if name not in {*records, *self._dropped}}
+        remaining = {name: record for name, record in listed.items() if name not in {*records, *self._dropped}}
         # Do everything that needs space or rights before the bundle changes: only renames follow.
-        forgets = None if len(kept) == len(listed) else self._written("forgets", document | {"files": kept})
-        lists = self._written("lists", document | {"files": dict(sorted((kept | records).items()))})
+        forgets = None if len(remaining) == len(listed) else self._written("forgets", document | {"files": remaining})
+        lists = self._written("lists", document | {"files": dict(sorted((remaining | records).items()))})
         finals = [self._bundle / name for name in records]
         for final in finals:
             final.parent.mkdir(parents=True, exist_ok=True)

@@ -72,8 +72,8 @@ def round_matrix(stored: Array, rounding: Rounding, dtype: str) -> tuple[Array, 
 
     Returns:
         codes: int8 [in, out], or the bits of fp8 as uint8.
-        scales: of the bundle's type, [] or for int4 [in / 64, out].
-        values: what codes and scales stand for, of the bundle's type.
+        scales: scales of the bundle's type, [] or for int4 [in / 64, out].
+        values: the values that codes and scales stand for, of the bundle's type.
     """
     matrix, code = to_float32(stored, dtype), CODES.get(rounding, "int8")
     most, rows = (FOURS, BLOCK) if rounding == "int4" else (LARGEST[code], matrix.size)
@@ -110,21 +110,26 @@ def round_weights(graph: Graph, program: Program, rounding: Rounding, shared: st
     onnx, model = import_onnx(), decode_graph(graph.data, graph.path)
     readers = readers_of(model.graph)
     returned = {value.name for value in model.graph.output}
-    kept, nodes, given, places = list[Any](), list[Any](), list[GivenWeight](), list[tuple[int, tuple[int, ...]]]()
+    initializers, nodes, weights, places = (
+        list[Any](),
+        list[Any](),
+        list[GivenWeight](),
+        list[tuple[int, tuple[int, ...]]](),
+    )
     held = saved = 0
     for tensor in model.graph.initializer:
         name, shape = tensor.name, tuple(tensor.dims)
         dtype = _half(tensor, program, rounding)
         ends = set(_ends(name, readers, returned)) if dtype else set()
         if not ends or not ends <= PRODUCTS:
-            kept.append(deepcopy(tensor))
+            initializers.append(deepcopy(tensor))
             continue
         file, offset, size = place_of(tensor, graph.path) or ("", 0, 0)
         data = np.fromfile(graph.path.parent / file, stored_type(dtype), size // 2, offset=offset)
         codes, scales, values = round_matrix(data.reshape(shape), rounding, dtype)
         places.append((offset, shape))
         if program.segment_length > 1 and any(operator in RECURRENT for operator, _ in ends):
-            kept.append(_tensor(name, tensor.data_type, values))
+            initializers.append(_tensor(name, tensor.data_type, values))
             held += size
             continue
         saved += size - size // (4 if rounding == "int4" else 2)
@@ -135,28 +140,28 @@ def round_weights(graph: Graph, program: Program, rounding: Rounding, shared: st
             value = onnx.helper.make_tensor_value_info(coded, kind, shape)
             model.graph.input.append(value)
             more = {"offset": offset, "turned": False, "scale": float(to_float32(scales, dtype))}
-            given.append(msgspec.convert(binding_of(value)._asdict() | more, GivenWeight))
+            weights.append(msgspec.convert(binding_of(value)._asdict() | more, GivenWeight))
         else:
             if rounding == "int4":  # two in a byte, the low half first
                 pairs = codes.reshape(-1, 2) & 15
                 codes = pairs[:, 0] | pairs[:, 1] << 4
-            kept.append(_tensor(coded, kind, codes, shape))
+            initializers.append(_tensor(coded, kind, codes, shape))
             held += codes.nbytes
-        kept.append(_tensor(scale, tensor.data_type, scales))
+        initializers.append(_tensor(scale, tensor.data_type, scales))
         blocks = {"axis": 0, "block_size": BLOCK} if rounding == "int4" else {}
         nodes.append(onnx.helper.make_node("DequantizeLinear", [coded, scale], [name], name, **blocks))
     nodes += map(deepcopy, model.graph.node)
-    for field, found in ((model.graph.initializer, kept), (model.graph.node, nodes)):
+    for field, entries in ((model.graph.initializer, initializers), (model.graph.node, nodes)):
         del field[:]
-        field.extend(found)
+        field.extend(entries)
     standard = next(entry for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
     standard.version = max(standard.version, OPSETS[rounding])
     return dataclasses.replace(
         graph,
         data=model.SerializeToString(deterministic=True),
         nodes=tuple((node.name, node.op_type) for node in nodes),
-        given=tuple(given),
-        weight_bytes=outside(kept, graph.path) + held,
+        given=tuple(weights),
+        weight_bytes=outside(initializers, graph.path) + held,
         saved_bytes=saved,
         rounded=tuple(places),
     )
@@ -167,7 +172,7 @@ def rounded_copy(bundle: Bundle, places: Collection[tuple[int, tuple[int, ...]]]
     """Yield a copy of a bundle, without engines, whose matrices have the values that an engine's codes stand for.
 
     Args:
-        places: of each matrix the offset in the weight file, and its shape.
+        places: the offset in the weight file and the shape of each matrix.
     """
     dtype, weights = STATE_DTYPES[bundle.manifest.precision], bundle.manifest.weights
     with tempfile.TemporaryDirectory(prefix=f"txl-deploy-{rounding}-") as place:

@@ -32,22 +32,24 @@ def fix_sizes(model: Any, sizes: Mapping[str, int]) -> Any:
 def inferred(model: Any, data_prop: bool = False) -> Any:
     """Infer all shapes; those of products with quantised matrices (MatMulNBits), which ONNX lacks, are added."""
     onnx = import_onnx()
-    found = onnx.shape_inference.infer_shapes(model, data_prop=data_prop)
+    model_with_shapes = onnx.shape_inference.infer_shapes(model, data_prop=data_prop)
     products = [node for node in model.graph.node if node.op_type == "MatMulNBits"]
     while True:
-        sizes = known_shapes(found.graph)
+        sizes = known_shapes(model_with_shapes.graph)
         ready = [node for node in products if sizes.get(node.input[0]) and all(sizes[node.input[0]])]
-        told = [node for node in ready if not sizes.get(node.output[0]) or not all(sizes[node.output[0]])]
-        if not told:
-            return found
-        for value in [value for value in found.graph.value_info if value.name in {node.output[0] for node in told}]:
-            found.graph.value_info.remove(value)
-        for node in told:
+        unknown = [node for node in ready if not sizes.get(node.output[0]) or not all(sizes[node.output[0]])]
+        if not unknown:
+            return model_with_shapes
+        for value in [
+            value for value in model_with_shapes.graph.value_info if value.name in {node.output[0] for node in unknown}
+        ]:
+            model_with_shapes.graph.value_info.remove(value)
+        for node in unknown:
             columns = next(attribute.i for attribute in node.attribute if attribute.name == "N")
             shape = (*sizes[node.input[0]][:-1], columns)
             value = onnx.helper.make_tensor_value_info(node.output[0], onnx.TensorProto.FLOAT, shape)
-            found.graph.value_info.append(value)
-        found = onnx.shape_inference.infer_shapes(found, data_prop=data_prop)
+            model_with_shapes.graph.value_info.append(value)
+        model_with_shapes = onnx.shape_inference.infer_shapes(model_with_shapes, data_prop=data_prop)
 
 
 def known_shapes(graph: Any) -> dict[str, tuple[int, ...]]:
@@ -68,7 +70,7 @@ def _fold(graph: Any, shapes: Mapping[str, tuple[int, ...]]) -> None:
         if tensor.data_type in integers and not tensor.external_data
     }
     folded: set[str] = set()  # names of values computed from a shape
-    kept = []
+    remaining = []
     for node in graph.node:
         result = None
         if node.op_type == "Shape":
@@ -80,11 +82,11 @@ def _fold(graph: Any, shapes: Mapping[str, tuple[int, ...]]) -> None:
             evaluated: Any = ReferenceEvaluator(node).run(None, {name: known[name] for name in node.input})
             result = np.asarray(evaluated[0])
         if result is None or result.size > MOST_VALUES or result.dtype not in (np.int64, np.int32, np.bool_):
-            kept.append(deepcopy(node))
+            remaining.append(deepcopy(node))
             continue
         known[node.output[0]] = result
         folded.add(node.output[0])
-    read = {name for node in kept for name in node.input} | {value.name for value in graph.output}
+    read = {name for node in remaining for name in node.input} | {value.name for value in graph.output}
     graph.initializer.extend(onnx.numpy_helper.from_array(known[name], name) for name in sorted(folded & read))
     del graph.node[:]
-    graph.node.extend(kept)
+    graph.node.extend(remaining)

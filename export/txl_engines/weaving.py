@@ -91,22 +91,22 @@ class Weaver:
         graph.input.extend(self._declare(spec) for spec in program.inputs)
         graph.output.extend(self._declare(spec) for spec in program.outputs)
         graph.name = program.name
-        told = {"txl-deploy.program": program.note()}
-        self.onnx.helper.set_model_props(self._model, told)
+        metadata = {"txl-deploy.program": program.note()}
+        self.onnx.helper.set_model_props(self._model, metadata)
         data: bytes = self._model.SerializeToString(deterministic=True)
         return data
 
     def _cut(self, wanted: Collection[str]) -> None:
         """Remove every node and constant that no wanted value depends on."""
-        graph, needed, kept = self._graph, set(wanted), []
+        graph, needed, nodes = self._graph, set(wanted), []
         for node in reversed(graph.node):
             if needed.intersection(node.output):
                 needed.update(node.input)
-                kept.append(deepcopy(node))
+                nodes.append(deepcopy(node))
         initializers = [deepcopy(tensor) for tensor in graph.initializer if tensor.name in needed]
         for field in ("node", "initializer", "input", "output", "value_info"):
             graph.ClearField(field)
-        graph.node.extend(reversed(kept))
+        graph.node.extend(reversed(nodes))
         graph.initializer.extend(initializers)
 
     def _declare(self, spec: TensorSpec) -> Any:

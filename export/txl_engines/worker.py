@@ -124,13 +124,13 @@ def compile_graph(
     started = time.monotonic()
     compiler = Compiler(library)
     parsed = compiler.parse(graph, request.file)
-    said = library.journal.errors
+    errors = library.journal.errors
     if parsed.errors:
-        return Outcome(failure="parse", complaints=parsed.errors, said="\n".join(said))
+        return Outcome(failure="parse", complaints=parsed.errors, said="\n".join(errors))
     _check_network(parsed, request, library)
     plan = compiler.build(parsed, request.gpus, on_step)
     if plan is None:
-        return Outcome(failure="build", said="\n".join(said))
+        return Outcome(failure="build", said="\n".join(errors))
     seconds = time.monotonic() - started
     out = place()
     write_file(out, memoryview(plan))
@@ -160,9 +160,9 @@ def check_engine(
     """
     examined = Compiler(library).examine(data)
     if examined.problem:
-        said = library.journal.complaints()
-        told = f" ({said})" if said else ""
-        raise BundleError(f"{program.name}: {examined.problem}{told}, expected an engine; build it again")
+        complaints = library.journal.complaints()
+        details = f" ({complaints})" if complaints else ""
+        raise BundleError(f"{program.name}: {examined.problem}{details}, expected an engine; build it again")
     if examined.inputs or examined.outputs:
         check_bindings(program.name, examined.inputs, examined.outputs, program, ADVICE)
     return examined.verified, read_layers(examined.layers, states)
@@ -183,16 +183,16 @@ class _Teller:
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
-        self._count, self._told = 0, time.monotonic()
+        self._count, self._last_message = 0, time.monotonic()
 
     def step(self) -> None:
         self._count += 1
-        if time.monotonic() - self._told > SECONDS_BETWEEN_STEPS:
+        if time.monotonic() - self._last_message > SECONDS_BETWEEN_STEPS:
             self.flush()
 
     def flush(self) -> None:
         self.tell(Steps(self._count))
-        self._count, self._told = 0, time.monotonic()
+        self._count, self._last_message = 0, time.monotonic()
 
     def tell(self, message: Steps | BuildFinished | Outcome) -> None:
         self._stream.write(msgspec.json.encode(message) + b"\n")

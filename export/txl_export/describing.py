@@ -54,15 +54,15 @@ def describe_checkpoint(
         "notes": list(loaded.notes),
     }
     try:
-        found, unwrapped = identify(content, family, str(path))
+        code_base, unwrapped = identify(content, family, str(path))
     except TxlError as error:
         is_scripted = loaded.container == SCRIPTED
         document["family"] = f"not recognised: {scripted(str(path), content) if is_scripted else error}"
         document |= _layers(loaded, path) if is_scripted else {}
     else:
-        document |= {"family": found, "recognised": f"{found}: {unwrapped.reason}"}
+        document |= {"family": code_base, "recognised": f"{code_base}: {unwrapped.reason}"}
         try:
-            imported = import_model(found, unwrapped, config, str(path))
+            imported = import_model(code_base, unwrapped, config, str(path))
             weights = check_weights(imported.config, imported.weights, path.name)
         except ConfigNeededError as error:
             document["needed"] = str(error)
@@ -116,7 +116,7 @@ def _tensors(content: Any, path: str = "") -> list[tuple[str, Tensor]]:
     if isinstance(content, Tensor):
         return [(path, content)]
     inside = content.items() if isinstance(content, Mapping) else ()
-    return [found for key, value in inside for found in _tensors(value, joined(path, _key(key)))]
+    return [tensor for key, value in inside for tensor in _tensors(value, joined(path, _key(key)))]
 
 
 def _key(key: Any) -> str:

@@ -103,8 +103,8 @@ def _taking(options: Callable[Options, ExportOptions]) -> _Export[Options]:
     first, second, *_ = inspect.signature(export).parameters.values()
     fields = [field.replace(annotation=types[name]) for name, field in inspect.signature(options).parameters.items()]
     vars(export)["__signature__"] = inspect.Signature((first, second, *fields), return_annotation=ExportResult)
-    told = "".join(f"\n                {name}: {flag.help}" for name, flag in flags.items())
-    export.__doc__ = (export.__doc__ or "").replace("the options:", f"the options:{told}")
+    described = "".join(f"\n                {name}: {flag.help}" for name, flag in flags.items())
+    export.__doc__ = (export.__doc__ or "").replace("the options:", f"the options:{described}")
     return export
 
 
@@ -157,18 +157,18 @@ def _adapted(name: str, source: Source, options: ExportOptions) -> Adapted:
     return Adapted(name, source, options.config)
 
 
-def _boundary(given: int | None, vocabulary: bytes | None, vocab_size: int) -> int | None:
+def _boundary(token: int | None, vocabulary: bytes | None, vocab_size: int) -> int | None:
     """Return the id that separates texts: the given one, else the vocabulary's.
 
     Raises:
         UsageError: the model has no such id.
     """
-    if given is None:
+    if token is None:
         return boundary_of(vocabulary, vocab_size) if vocabulary and vocab_size else None
-    if given >= vocab_size:
+    if token >= vocab_size:
         has = f"an id of 0 … {vocab_size - 1}" if vocab_size else "none, because the model reads no token ids"
-        raise UsageError(f"boundary_token is {given}, expected {has}; check --boundary-token")
-    return int(given)
+        raise UsageError(f"boundary_token is {token}, expected {has}; check --boundary-token")
+    return int(token)
 
 
 def _add_selftest(prepared: Prepared, folder: Path, manifest: Manifest, listener: Listener) -> Manifest:
@@ -178,17 +178,21 @@ def _add_selftest(prepared: Prepared, folder: Path, manifest: Manifest, listener
     _store(vectors | {"reached": np.zeros(2)} if manifest.precision != "fp32" else vectors, folder)
     manifest = seal(folder, msgspec.structs.replace(manifest, selftest=SELFTEST))
     if manifest.precision != "fp32":
-        found = _selftest(folder, manifest, rounding=True)
-        if not _finite(found):
-            said = f"where {manifest.precision} is rounded after every operator, the self-test gives infinity, NaN or"
-            if found.rows:
-                raise CheckError(f"{said} other numbers than the model; give --precision bf16 or fp32")
+        result = _selftest(folder, manifest, rounding=True)
+        if not _finite(result):
+            sentence = (
+                f"where {manifest.precision} is rounded after every operator, the self-test gives infinity, NaN or"
+            )
+            if result.rows:
+                raise CheckError(f"{sentence} other numbers than the model; give --precision bf16 or fp32")
             # In a model other than a Transformer-XL an integer output may depend on the last bit: no reason to refuse.
-            listener.warn(f"{said} other whole numbers: a device may fail it; where one does, give another --precision")
-            found = _selftest(folder, manifest)
-        vectors["reached"] = np.array([*found.largest.values()])
+            listener.warn(
+                f"{sentence} other whole numbers: a device may fail it; where one does, give another --precision"
+            )
+            result = _selftest(folder, manifest)
+        vectors["reached"] = np.array([*result.largest.values()])
         if manifest.precision in STATE_DTYPES:
-            vectors |= {f"reached/{name}": errors.astype(np.float32) for name, errors in found.rows.items()}
+            vectors |= {f"reached/{name}": errors.astype(np.float32) for name, errors in result.rows.items()}
         _store(vectors, folder)
         manifest = seal(folder, manifest)
     return manifest
@@ -199,8 +203,8 @@ def _store(vectors: Mapping[str, NDArray[Any]], folder: Path) -> None:
     (folder / SELFTEST).write_bytes(save({name: np.asarray(values, order="C") for name, values in vectors.items()}))
 
 
-def _finite(found: SelftestResult) -> bool:
-    return all(np.isfinite(errors).all() for errors in (np.array([*found.largest.values()]), *found.rows.values()))
+def _finite(result: SelftestResult) -> bool:
+    return all(np.isfinite(errors).all() for errors in (np.array([*result.largest.values()]), *result.rows.values()))
 
 
 def _selftest(folder: Path, manifest: Manifest, rounding: bool = False) -> SelftestResult:
@@ -213,12 +217,12 @@ def _require(result: SelftestResult, folder: Path) -> None:
 
     The vectors contain that rounding (float32 against float64) as "rounding" if it was large.
     """
-    beyond = [(found, result.limits[name]) for name, found in result.largest.items() if found > result.limits[name]]
+    beyond = [(value, result.limits[name]) for name, value in result.largest.items() if value > result.limits[name]]
     own = 0.0 if result.passed else float(open_bundle(folder).selftest().get("rounding", 0.0))
-    if own and all(found <= explained(own) for found, _ in beyond):
-        found, limit = max(beyond, key=lambda one: one[0] / one[1])
+    if own and all(value <= explained(own) for value, _ in beyond):
+        value, limit = max(beyond, key=lambda one: one[0] / one[1])
         raise CheckError(
-            f"the self-test cannot judge this model: the bundle is {found:.0e} from it (limit {limit:.0e}), and so is "
+            f"the self-test cannot judge this model: the bundle is {value:.0e} from it (limit {limit:.0e}), and so is "
             f"the model from itself, {own:.0e}, between float32 and float64 in the same segments; {AMPLIFIES}"
         )
     result.require()

@@ -248,8 +248,8 @@ class ExportOptions:
         return tuple(dict.fromkeys(_numbers(self.batch_size))) or (1,)
 
 
-def _numbers(given: int | Sequence[int]) -> tuple[int, ...]:
-    numbers = tuple(given) if isinstance(given, Sequence) else (given,)
+def _numbers(value: int | Sequence[int]) -> tuple[int, ...]:
+    numbers = tuple(value) if isinstance(value, Sequence) else (value,)
     return tuple(int(number) if isinstance(number, np.integer) else number for number in numbers)
 
 

@@ -39,8 +39,8 @@ def add_page(folder: Path, name: str, options: ExportOptions, listener: Listener
         def measured() -> Measures:
             ids = read_tokens(options.text, options.tokens, bundle.vocabulary(), bundle.manifest.vocab_size)
             assert ids is not None
-            given = options.text if options.text is not None else options.tokens
-            source = Path(given).name if isinstance(given, str | Path) else "token ids"
+            text = options.text if options.text is not None else options.tokens
+            source = Path(text).name if isinstance(text, str | Path) else "token ids"
             with runnable(folder, bundle.manifest, "cpu") as runs:
                 return measure(txl_runtime.load(runs, "cpu"), ids, source, context=False, listener=listener)
 

@@ -19,9 +19,9 @@ def refuse_tensorflow(path: Path) -> None:
     """
     if path.is_file() or (path / "config.json").exists():
         return
-    found = sorted(path.glob("*.index")) if path.is_dir() else [Path(f"{path}.index")]
-    if found and found[0].exists():
-        raise CheckpointError(f"{path}: {converting(found[0])}")
+    index_files = sorted(path.glob("*.index")) if path.is_dir() else [Path(f"{path}.index")]
+    if index_files and index_files[0].exists():
+        raise CheckpointError(f"{path}: {converting(index_files[0])}")
 
 
 def converting(file: Path) -> str:

@@ -20,6 +20,8 @@ def read_tokens(
 ) -> Ids | None:
     """Return token ids int32 [T] from a text file, an .npy file or an array; None if nothing was given.
 
+    A vocabulary of bytes makes [97, 98] of a file with "ab".
+
     Raises:
         UsageError: both were given, a file cannot be read, a text has no vocabulary, or ids are not in 0 … V-1.
     """
@@ -57,14 +59,16 @@ def regular(path: str | Path) -> Path:
     Raises:
         UsageError: it is a pipe or a device.
     """
-    found = Path(path)
-    if found.exists() and not (found.is_file() or found.is_dir()):
+    place = Path(path)
+    if place.exists() and not (place.is_file() or place.is_dir()):
         raise UsageError(f"{path}: is a pipe or a device, expected a file; save what it gives in a file first")
-    return found
+    return place
 
 
 def read_ids(path: str | Path) -> NDArray[Any]:
     """Return the array in an .npy file, of any shape.
+
+    For example, int64 [100000].
 
     Raises:
         UsageError: the file cannot be read, or does not contain exactly one array.

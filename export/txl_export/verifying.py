@@ -93,15 +93,15 @@ def verify(
         asked = asked_module(module, weights, adapter, config)
         if asked is None:
             raise UsageError(f"{bundle}: is an ONNX file, expected the module to compare it with; give --module")
-        beside, said = weights if adapter is None else None, _said(inputs, states, rename)
-        return verify_file(Path(bundle), asked, beside, said, segments, listener or Silent())
+        beside, options = weights if adapter is None else None, _file_options(inputs, states, rename)
+        return verify_file(Path(bundle), asked, beside, options, segments, listener or Silent())
     opened = open_bundle(bundle)
     if str(checkpoint).endswith(".onnx") and not _made_of(Path(str(checkpoint)), opened.manifest):
         others = {"module": module, "adapter": adapter, "weights": weights, "config": config}
         _refuse(checkpoint, others | {"vocabulary": vocabulary, "text": text, "tokens": tokens})
         opener, *_ = openers(opened.path, opened.manifest, backend, threads)
-        said = _said(inputs, states, rename)
-        return verify_beside(opener, Path(str(checkpoint)), said, segments, listener or Silent())
+        options = _file_options(inputs, states, rename)
+        return verify_beside(opener, Path(str(checkpoint)), options, segments, listener or Silent())
     if inputs is not None or states is not None or rename is not None:
         raise UsageError(
             "--inputs, --state and --rename are for a FILE.onnx that the bundle was not made of; give it as "
@@ -109,7 +109,7 @@ def verify(
         )
     if vocabulary is not None and not opened.manifest.vocabulary:
         raise UsageError(f"{bundle}: has no vocabulary to compare, and --vocabulary is given; leave it out")
-    given = None if vocabulary is None else read_vocabulary_file(Path(vocabulary))
+    words = None if vocabulary is None else read_vocabulary_file(Path(vocabulary))
     request = VerifyRequest(
         bundle=opened,
         checkpoint=None if checkpoint is None else Path(checkpoint),
@@ -125,7 +125,7 @@ def verify(
     if not opened.manifest.vocabulary:
         return parity
     source = Path(vocabulary).name if vocabulary is not None else "checkpoint" if checkpoint is not None else "module"
-    other = given or own
+    other = words or own
     return parity.with_words(None if other is None else differences(opened, other, source, listener or Silent()))
 
 
@@ -184,7 +184,9 @@ def _refuse(path: object, options: Mapping[str, object]) -> None:
         raise UsageError(f"{path}: is an ONNX file, which has no use for {some(wrong)}; leave it out")
 
 
-def _said(inputs: str | Path | None, states: Mapping[str, str] | None, rename: Mapping[str, str] | None) -> FileOptions:
+def _file_options(
+    inputs: str | Path | None, states: Mapping[str, str] | None, rename: Mapping[str, str] | None
+) -> FileOptions:
     return FileOptions(rename or {}, states or {}, {} if inputs is None else read_samples(Path(inputs)))
 
 

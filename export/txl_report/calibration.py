@@ -36,7 +36,10 @@ def fitted(manifest: Manifest) -> int:
 
 
 def begins_with_fitted(manifest: Manifest, tokens: Ids) -> bool:
-    """Return True if a text, int [T], begins with all tokens to which the bundle's matrices were fitted."""
+    """Return True if a text, int [T], begins with all tokens to which the bundle's matrices were fitted.
+
+    For example, [5, 9, 2, …] begins with the fitted [5, 9].
+    """
     count = fitted(manifest)
     return 0 < count <= len(tokens) and _digest(tokens[:count]) == manifest.provenance[RECORD].get("sha256")
 
@@ -44,8 +47,9 @@ def begins_with_fitted(manifest: Manifest, tokens: Ids) -> bool:
 def unfitted(manifest: Manifest, tokens: Ids) -> tuple[Ids, int]:
     """Return a text without the tokens to which the bundle's matrices were fitted, and the number of tokens left out.
 
-    They are left out if the text begins with all of them and at least `LEAST` more tokens follow: text int [T] → ([T -
-    count], count). Any other text stays whole, and the number is 0.
+    They are left out if the text begins with all of them and at least `LEAST` more tokens follow: text int [T] →
+    ([T - count], count). Any other text stays whole, and the number is 0. For example, 100,000 tokens whose first
+    20,000 were fitted become 80,000, and the number is 20,000.
     """
     count = fitted(manifest)
     if len(tokens) < count + LEAST or not begins_with_fitted(manifest, tokens):

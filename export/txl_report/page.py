@@ -95,21 +95,21 @@ def _figures(facts: Facts, measured: Measures) -> list[KeyFigure]:
     ]
 
 
-def _looks_back(facts: Facts, found: ContextMeasure | Missing | None) -> KeyFigure:
+def _looks_back(facts: Facts, measured: ContextMeasure | Missing | None) -> KeyFigure:
     context = facts.context
     allowed = counted(context.tokens, "token") if isinstance(context, Context) else "no known end"
-    if not isinstance(found, ContextMeasure):
+    if not isinstance(measured, ContextMeasure):
         return KeyFigure("Looks back", allowed, "what the architecture allows; its use was not measured")
     of = f"of {allowed} possible" if isinstance(context, Context) else "tokens"
-    return KeyFigure("Looks back", length_of(found, found.length), of)
+    return KeyFigure("Looks back", length_of(measured, measured.length), of)
 
 
-def _loss(facts: Facts, found: TextMeasures | Missing | None) -> KeyFigure:
-    if isinstance(found, TextMeasures):
-        loss, perplexity = found.loss, number(found.loss.perplexity, 4)
+def _loss(facts: Facts, losses: TextMeasures | Missing | None) -> KeyFigure:
+    if isinstance(losses, TextMeasures):
+        loss, perplexity = losses.loss, number(losses.loss.perplexity, 4)
         error = "" if loss.error is None else f" ± {number(loss.perplexity * loss.error, 2)}"
         below = f"on {counted(loss.count, 'token')} of the text{', ± one standard error' if error else ''}"
-        if found.of_bytes:
+        if losses.of_bytes:
             return KeyFigure("Bits per byte", bits_of(loss), f"perplexity {perplexity}, {below}")
         return KeyFigure("Perplexity", perplexity + error, below)
     rows = memory_rows(facts.manifest)
@@ -118,10 +118,10 @@ def _loss(facts: Facts, found: TextMeasures | Missing | None) -> KeyFigure:
     return KeyFigure("State", size(facts.manifest.state_bytes), "carried from step to step, per sequence")
 
 
-def _speed(found: Measurement | Missing) -> KeyFigure:
-    if isinstance(found, Missing):
+def _speed(measured: Measurement | Missing) -> KeyFigure:
+    if isinstance(measured, Missing):
         return KeyFigure("Speed", "not measured", "the end of the page has the command")
-    ours = found.works[0][0]
+    ours = measured.works[0][0]
     return KeyFigure("Speed", f"{rate(ours)} {ours.unit}/s", f"{title_of(ours)}, {number(ours.ms.p50)} ms")
 
 

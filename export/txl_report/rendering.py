@@ -45,15 +45,15 @@ def _environment() -> Environment:
     """Make the jinja2 environment, which escapes every value and raises an error for an undefined one."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    made = Environment(
+    environment = Environment(
         loader=PackageLoader("txl_report"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"shown": shown, "line": as_one_line, "command": _command, "drawn": _drawn}
-    return made
+    environment.filters |= {"shown": shown, "line": as_one_line, "command": _command, "drawn": _drawn}
+    return environment
 
 
 def _command(text: str) -> Markup:

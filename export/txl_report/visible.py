@@ -30,8 +30,8 @@ def pieces(text: str, most: int = MOST) -> list[Piece]:
     byte that is not UTF-8 its hexadecimal value (0x80).
     """
     parts = enumerate(_OBEYED.split(text[:most]))
-    found = [Piece(_symbol_of(part), symbol=True) if at % 2 else Piece(part) for at, part in parts if part]
-    return found if len(text) <= most else [*found, Piece(f"… ({len(text):,} characters)", symbol=True)]
+    result = [Piece(_symbol_of(part), symbol=True) if at % 2 else Piece(part) for at, part in parts if part]
+    return result if len(text) <= most else [*result, Piece(f"… ({len(text):,} characters)", symbol=True)]
 
 
 def as_one_line(text: str, most: int = MOST) -> str:

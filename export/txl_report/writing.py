@@ -128,14 +128,15 @@ def write_report(
     check_place(out, force)  # again, because measuring takes time
     write_named(out, data)
     states = [
-        SectionState(section.name, section.present, tuple(found.why for found in section.gaps))
-        for section in page.sections
+        SectionState(section.name, section.present, tuple(gap.why for gap in section.gaps)) for section in page.sections
     ]
     return WrittenPage(str(out), len(data), tuple(states))
 
 
 def ids_of_text(bundle: Bundle, text: Path) -> tuple[Ids, str]:
     """Encode a text, or the first whole lines of a long one, as token ids int32 [T]; also return its name on the page.
+
+    A vocabulary of bytes makes [97, 98] of a file with "ab".
 
     Raises:
         UsageError: the bundle has no vocabulary, or the file cannot be read.
@@ -160,7 +161,7 @@ def measure(
 ) -> Measures:
     """Measure a model on a text, token ids int32 [T]: losses and, with `context`, the length of context it uses.
 
-    With `searched` the losses are measured with a datastore too.
+    With `searched` the losses are measured with a datastore too. For example, ids [100000].
 
     Tokens to which the bundle's matrices were fitted are left out, and `source` on the page says so.
     """

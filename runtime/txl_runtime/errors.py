@@ -74,7 +74,7 @@ def nearest(name: str, known: Iterable[str], alike: float = 0.6) -> str:
     `alike` is the smallest accepted similarity, 0 … 1, as `difflib` measures it.
     """
     names = sorted(known)
-    longer = [found for found in names if len(name) > 1 and found.startswith(name)]
+    longer = [candidate for candidate in names if len(name) > 1 and candidate.startswith(name)]
     return next(iter(longer or get_close_matches(name, names, 1, alike)), "")
 
 

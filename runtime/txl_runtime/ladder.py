@@ -118,10 +118,10 @@ LADDER: dict[tuple[str, str], Rung] = {
 def rung(precision: str, backend: str) -> Rung:
     """Return the limits for a precision on a backend; `backend` is "cpu", "native" or the name of a device backend."""
     place = "cpu" if backend in ("cpu", "native") else "device"
-    found = LADDER.get((precision, place)) or LADDER.get((precision, "any"))
-    if found is None:
+    limits = LADDER.get((precision, place)) or LADDER.get((precision, "any"))
+    if limits is None:
         raise BackendError(f"precision {precision!r} has no rung on the parity ladder; use fp32")
-    return found
+    return limits
 
 
 def float32_limit() -> float:

@@ -152,15 +152,17 @@ def run_selftest(model: Model, precision: str | None = None) -> SelftestResult:
         steps = len(vectors["length"])
     except (KeyError, IndexError, TypeError, ValueError) as error:  # UsageError of a stream is a ValueError, too
         raise BundleError(f"{model.bundle.path}: stored vectors do not fit ({error}); export the model again") from None
-    largest = [max(found) for found in zip_longest(*errors, fillvalue=0.0)]
+    largest = [max(errors_of_run) for errors_of_run in zip_longest(*errors, fillvalue=0.0)]
     limits.append(limit_of("rows"))
-    found, allowed = (dict(zip((*names, "rows"), values, strict=False)) for values in (largest, limits))
-    allowed = {name: allowed[name] for name in found}
-    return SelftestResult(model.backend.description, steps, streams, found, allowed, rows)
+    errors_of_run, allowed = (dict(zip((*names, "rows"), values, strict=False)) for values in (largest, limits))
+    allowed = {name: allowed[name] for name in errors_of_run}
+    return SelftestResult(model.backend.description, steps, streams, errors_of_run, allowed, rows)
 
 
 def translated(vectors: Mapping[str, Array], model: Model) -> dict[str, Array]:
     """Convert a Transformer-XL's vectors to the general form, the first one in the module's description.
+
+    For example, "state_place/layers.00.key" is [2, 64] for two sequences.
 
     Returns:
         Vectors in the general form, except that state_place/<name> is [B, P], because the oldest row has a different
@@ -178,7 +180,7 @@ def translated(vectors: Mapping[str, Array], model: Model) -> dict[str, Array]:
     if expected.dtype.kind != "f":
         raise ValueError(f"log-probabilities are {expected.dtype}")
     places = positions[..., None] * np.array([manifest.vocab_size], np.int64) + columns
-    found = {
+    general = {
         **vectors,
         "reset": np.zeros(counts.shape, np.bool_),
         f"input/{tokens.name}": vectors["tokens"],
@@ -190,9 +192,9 @@ def translated(vectors: Mapping[str, Array], model: Model) -> dict[str, Array]:
         name, shape = state.name, state.axes.sizes(1, most)
         of_row = state.axes.rows(np.arange(math.prod(shape)).reshape(shape))[0].reshape(most, -1)
         ends = vectors[f"memory/{name}"]
-        found[f"state_shape/{name}"] = np.array(state.axes.alone.sizes(1, most))
-        found[f"state/{name}"] = ends.reshape(len(ends), -1)
-        found[f"state_place/{name}"] = of_row[np.stack([most - fill, np.full_like(fill, most - 1)], 1)].reshape(
+        general[f"state_shape/{name}"] = np.array(state.axes.alone.sizes(1, most))
+        general[f"state/{name}"] = ends.reshape(len(ends), -1)
+        general[f"state_place/{name}"] = of_row[np.stack([most - fill, np.full_like(fill, most - 1)], 1)].reshape(
             len(fill), -1
         )
         if "rows" in vectors:
@@ -200,17 +202,19 @@ def translated(vectors: Mapping[str, Array], model: Model) -> dict[str, Array]:
             # checked first, because this size limits the memory that the next line allocates
             if wanted.shape[1:] != (*picked.shape, *channels.shape):
                 raise ValueError(f"rows of {name} have shape {wanted.shape}, {picked.shape} of {channels.shape} named")
-            found[f"row_place/{name}"] = of_row[most - 1 - picked[:, None], channels]
-    return found
+            general[f"row_place/{name}"] = of_row[most - 1 - picked[:, None], channels]
+    return general
 
 
 def reached(model: Model, vectors: Mapping[str, Array]) -> list[float]:
     """Return the errors of [outputs, state] that the exporter's machine reached, from vectors in the general form.
 
+    For example, [2.1e-07, 3.5e-07].
+
     Raises:
         BundleError: an error is below 0 or above the largest stored value: with a larger one any result would pass.
     """
-    logprobs, found = model.manifest.logprobs, [float(value) for value in vectors["reached"].ravel()]
+    logprobs, errors = model.manifest.logprobs, [float(value) for value in vectors["reached"].ravel()]
     nats = "" if logprobs is None else f"output/{logprobs.name}"
     most = dict.fromkeys(("output", "state"), float32_limit())
     for name, values in vectors.items():
@@ -219,12 +223,12 @@ def reached(model: Model, vectors: Mapping[str, Array]) -> list[float]:
             # relative errors count as at most 1
             sizes = sizes[sizes < limit_of("mask")] if name == nats else np.fmin(sizes, 1)
             most[kind] = float(sizes.max(initial=most[kind]))
-    if len(found) != 2 or not all(0 <= one <= size for one, size in zip(found, most.values(), strict=True)):
+    if len(errors) != 2 or not all(0 <= one <= size for one, size in zip(errors, most.values(), strict=True)):
         raise BundleError(
-            f"{model.bundle.path}: stored vectors do not fit (reached is {found}, expected 0 … {most['output']:.3g} "
+            f"{model.bundle.path}: stored vectors do not fit (reached is {errors}, expected 0 … {most['output']:.3g} "
             f"and 0 … {most['state']:.3g}); export the model again"
         )
-    return found
+    return errors
 
 
 def _replay(model: Model, vectors: Mapping[str, Array], b: int, rows: dict[str, Array]) -> tuple[float, float]:
@@ -243,14 +247,14 @@ def _replay(model: Model, vectors: Mapping[str, Array], b: int, rows: dict[str, 
         if again.any():
             stream.reset(None if again.all() else again)
         counts = vectors["counts"][step, :b]
-        given = {
+        inputs = {
             entry.name: vectors[f"input/{entry.name}"][step][tuple(slice(size) for size in entry.sizes(b, length))]
             for entry in manifest.given
         }
-        found = stream.run(given, lengths=counts)
+        results = stream.run(inputs, lengths=counts)
         for output in manifest.outputs:
             for row in np.flatnonzero(counts).tolist():
-                own = np.asarray(output.axes.one(found[output.name], row))
+                own = np.asarray(output.axes.one(results[output.name], row))
                 places = chosen[output.name][step, row]
                 pairs[output.name].append((own.ravel()[places], vectors[f"output/{output.name}"][step, row]))
                 values += places.size
@@ -317,8 +321,8 @@ def _shortcuts(model: Model, vectors: Mapping[str, Array], kinds: Set[str], b: i
     if kinds & {"last", "next"}:
         for ids in (tokens, tokens[:, :1]):
             loop, counts = model.stream(b).loop, np.full(len(ids), ids.shape[1], np.int32)
-            given = {name: ids.astype(np.int32), "temperature": np.full(len(ids), WARM, np.float32)}
-            result = loop.run(given, counts, "next")
+            inputs = {name: ids.astype(np.int32), "temperature": np.full(len(ids), WARM, np.float32)}
+            result = loop.run(inputs, counts, "next")
             parts, row = result.parts(), result.last()
             worst = max(worst, _largest(row, model.stream(b).step(ids)[:, -1]))
             if parts is not None:
@@ -338,14 +342,14 @@ def _further(rows: Mapping[str, Array], vectors: Mapping[str, Array]) -> float:
     The latter counts as at least the root mean square of all rows' differences on that machine.
     """
     worst = 0.0
-    for name, found in rows.items():
+    for name, values in rows.items():
         reached = vectors[f"reached/{name}"].astype(np.float64)
-        if reached[: len(found)].shape != found.shape or not np.isfinite(reached).all():
+        if reached[: len(values)].shape != values.shape or not np.isfinite(reached).all():
             raise ValueError(
-                f"what rows of {name} reached has shape {reached.shape}, expected {found.shape}, and finite"
+                f"what rows of {name} reached has shape {reached.shape}, expected {values.shape}, and finite"
             )
         usual = np.sqrt((reached[reached > 0] ** 2).mean()) if reached.any() else 0.0
-        further = found / (np.maximum(reached, usual) + 1e-5)[: len(found)]
+        further = values / (np.maximum(reached, usual) + 1e-5)[: len(values)]
         worst = max(worst, float(np.nan_to_num(further, nan=np.inf).max(initial=0)))
     return worst
 

@@ -1,6 +1,6 @@
 """Everything in which Windows differs for this package: flags of files, locks, renames, and names of NVIDIA's files.
 
-Limits of a process, and what is read in /proc, are Linux's alone, and stand where they are used.
+Limits of a process and files in /proc exist only on Linux, so their code stands where it is used.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ else:
 BINARY, NO_LINK = getattr(os, "O_BINARY", 0), getattr(os, "O_NOFOLLOW", 0)
 """Flags of os.open: bytes as they are, which Unix always gives; no link as the last part of a path, on Unix alone."""
 READING = os.O_RDONLY | BINARY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
-"""Flags of os.open to read a plain file: what is a pipe or a terminal instead is not waited for."""
+"""Flags of os.open to read a plain file; opening a pipe or a terminal by mistake returns at once."""
 RENAMES_OPEN = sys.platform != "win32"
-"""True where a file may be renamed while it is open."""
+"""True if a file may be renamed while it is open."""
 CUDA_DRIVER = "libcuda.so.1" if sys.platform != "win32" else "nvcuda.dll"
 """File name of the library of CUDA's driver."""
 CUDNN = "libcudnn.so.9" if sys.platform != "win32" else "cudnn64_9.dll"
@@ -42,7 +42,7 @@ def is_own(path: Path) -> bool:
 
 
 def lists_driver() -> bool:
-    """Return True where Windows finds CUDA's driver; False on Unix, where device files show a GPU."""
+    """Return True if Windows finds CUDA's driver; False on Unix, where device files show a GPU."""
     if sys.platform == "win32":
         from ctypes.util import find_library
 

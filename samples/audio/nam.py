@@ -23,7 +23,7 @@ from txl_export import InputSpec, OutputSpec, StateSpec, StepSpec, at_rest
 from txl_runtime.errors import UsageError
 
 SAMPLE_RATE = 48000.0
-"""Samples a second of a file that does not say."""
+"""Samples per second if the file does not name a rate."""
 LENGTHS = (64, 8, 1)
 """Segment lengths into which blocks of any size can be cut."""
 ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
@@ -40,12 +40,12 @@ REFUSED = (
     *("head1x1", "conv_pre_film", "conv_post_film", "input_mixin_pre_film", "input_mixin_post_film"),
     *("activation_pre_film", "activation_post_film", "layer1x1_post_film", "head1x1_post_film"),
 )
-"""Parts of a layer that a file may have; they are refused where they are active."""
+"""Parts of a layer that a file may switch on; a file that does is refused."""
 MOST_PAST = 1 << 18
-"""The largest number of samples that a layer may look back, 5 s at 48 kHz: a file's numbers take that much memory."""
+"""Maximum number of samples that a layer may look back, 5 s at 48 kHz: a number in the file decides this memory."""
 
 MOST_LAYERS = 64
-"""A number in a file makes that many layers before they are compared with the weights."""
+"""Maximum number of layers: a number in the file decides it, before weights are compared."""
 
 
 class Conv(nn.Module):
@@ -65,21 +65,26 @@ class Conv(nn.Module):
         self.bias = nn.Parameter(torch.zeros(given)) if bias else None
 
     def forward(self, x: Tensor, states: dict[str, Tensor]) -> Tensor:
-        """Run over new rows; the state in `states` becomes the newest rows."""
+        """Run over new rows [B, L, channels]; the state in `states` becomes the newest rows, e.g. [1, 2, 4] for a
+        kernel of 3.
+        """
         length = x.shape[1]
         if self.past:
             rows = torch.cat([states[self.name], x], 1)
             states[self.name] = rows[:, length:]
             places = range(0, self.past + 1, self.dilation)
             x = torch.cat([rows[:, place : place + length] for place in places], -1)
-        found = x @ self.weight
-        return found if self.bias is None else found + self.bias
+        result = x @ self.weight
+        return result if self.bias is None else result + self.bias
 
     def read(self, values: Tensor) -> dict[str, Tensor]:
-        """Return the parameters in a file's order, [m][n][kernel] and then the bias, as a state dict."""
+        """Return the parameters as a state dict, from a file's order [m][n][kernel] and then the bias.
+
+        For example, 4 channels in and out with a kernel of 3 take 48 numbers, and 4 for the bias.
+        """
         size = self.weight.numel()
-        found = {"weight": values[:size].reshape(self.shape).permute(2, 1, 0).reshape(self.weight.shape)}
-        return found if self.bias is None else found | {"bias": values[size:]}
+        parameters = {"weight": values[:size].reshape(self.shape).permute(2, 1, 0).reshape(self.weight.shape)}
+        return parameters if self.bias is None else parameters | {"bias": values[size:]}
 
 
 class Layer(nn.Module):
@@ -101,18 +106,18 @@ class Layer(nn.Module):
         self.gate = None if gate == "none" else _activation(second)
 
     def forward(self, x: Tensor, samples: Tensor, states: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the rows for the next layer, and those for the head."""
-        found = self.conv(x, states) + self.mixin(samples, states)
+        """Return the rows for the next layer, and those for the head. For example, [1, 64, 4] twice."""
+        result = self.conv(x, states) + self.mixin(samples, states)
         if self.gate is None:
-            found = self.activation(found)
+            result = self.activation(result)
         else:
-            first, second = found.chunk(2, -1)
-            found = self.activation(first) * self.gate(second)
-        return x + (found if self.narrow is None else self.narrow(found, states)), found
+            first, second = result.chunk(2, -1)
+            result = self.activation(first) * self.gate(second)
+        return x + (result if self.narrow is None else self.narrow(result, states)), result
 
 
 class LayerArray(nn.Module):
-    """Layers of one width; what they give the head is summed and projected."""
+    """Layers of one width; their outputs for the head are summed and projected."""
 
     def __init__(self, of: Mapping[str, Any]) -> None:
         super().__init__()
@@ -132,7 +137,7 @@ class LayerArray(nn.Module):
 
 
 class WaveNet(nn.Module):
-    """Arrays of layers, one after the other; the head of each goes on from that of the one before."""
+    """Arrays of layers in sequence; each array's head continues from the head before it."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
@@ -146,53 +151,59 @@ class WaveNet(nn.Module):
                 part.name = name
 
     def forward(self, samples: Tensor, states: dict[str, Tensor]) -> Tensor:
-        """Run over new samples, [B, L] → [B, L]; `states` has the past of each convolution, and gets the next one."""
+        """Run over new samples, [B, L] → [B, L]; `states` has the past of each convolution, and gets the next one.
+
+        For example, [1, 64] → [1, 64].
+        """
         first = rows = samples[..., None]
-        heard: Any = 0
+        head: Any = 0
         array: Any
         found: Any
         for array in self.arrays:
             rows = array.widen(rows, states)
             for layer in array.layers:
                 rows, found = layer(rows, first, states)
-                heard = heard + found
-            heard = array.head(heard, states)
-        scaled: Tensor = self.scale * heard
+                head = head + found
+            head = array.head(head, states)
+        scaled: Tensor = self.scale * head
         return scaled[..., 0]
 
     def states(self) -> dict[str, tuple[int, int]]:
-        """Return rows and width of the past of each convolution that has one."""
+        """Return rows and width of each convolution's past, for convolutions that have one."""
         convs = [part for part in self.modules() if isinstance(part, Conv)]
         return {conv.name: (conv.past, conv.shape[1]) for conv in convs if conv.past}
 
     def read(self, values: Tensor) -> dict[str, Tensor]:
-        """Return a file's numbers as a state dict: the convolutions' in their order, and the scale."""
-        found, place = {"scale": values[-1:]}, 0
+        """Return a file's numbers as a state dict: the convolutions' in their order, and the scale.
+
+        For example, a tensor [13802] of a standard model.
+        """
+        parameters, place = {"scale": values[-1:]}, 0
         for name, part in self.named_modules():
             if isinstance(part, Conv):
                 size = sum(parameter.numel() for parameter in part.parameters())
                 read = part.read(values[place : place + size])
-                found |= {f"{name}.{key}": value for key, value in read.items()}
+                parameters |= {f"{name}.{key}": value for key, value in read.items()}
                 place += size
-        return found
+        return parameters
 
 
 def _each(of: Mapping[str, Any], key: str, number: int, default: Any = None) -> Any:
-    """Return a layer's value where an array has one for all layers or a list of one for each."""
+    """Return a layer's value from an array's config, which holds one value for all layers or a list."""
     value = of.get(key, default)
     return value[number] if isinstance(value, list) else value
 
 
-def _activation(given: Any) -> Callable[[Tensor], Tensor]:
-    name, options = (given, {}) if isinstance(given, str) else (given["type"], dict(given))
+def _activation(activation: Any) -> Callable[[Tensor], Tensor]:
+    name, options = (activation, {}) if isinstance(activation, str) else (activation["type"], dict(activation))
     options.pop("type", None)
     if name not in ACTIVATIONS or options.keys() - ({"negative_slope"} if name == "LeakyReLU" else set()):
-        raise UsageError(f"the activation is {given}, expected one of {', '.join(ACTIVATIONS)}")
+        raise UsageError(f"the activation is {activation}, expected one of {', '.join(ACTIVATIONS)}")
     return partial(ACTIVATIONS[name], **options)
 
 
 class Lstm(nn.Module):
-    """An LSTM over samples; `h` and `c` [layers, H] are the states that a file begins with."""
+    """An LSTM over samples; the file has the states `h` and `c` [layers, H] to begin with."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
@@ -207,18 +218,22 @@ class Lstm(nn.Module):
         self.register_buffer("c", torch.zeros(layers, width))
 
     def forward(self, samples: Tensor, states: dict[str, Tensor]) -> Tensor:
-        """Run over new samples, [B, L] → [B, L]; `states` has h and c [layers, B, H], and gets the next ones."""
+        """Run over new samples, [B, L] → [B, L]; `states` has h and c [layers, B, H], and gets the next ones.
+
+        For example, [1, 64] → [1, 64].
+        """
         rows, (states["h"], states["c"]) = self.lstm(samples[..., None], (states["h"], states["c"]))
-        found: Tensor = self.head(rows)[..., 0]
-        return found
+        sound: Tensor = self.head(rows)[..., 0]
+        return sound
 
     def read(self, values: Tensor) -> dict[str, Tensor]:
         """Return a file's numbers as a state dict.
 
-        A file has of each layer the matrix of input and hidden side by side, one bias, h and c; then the head's.
+        A file has of each layer the matrix of input and hidden side by side, one bias, h and c; then the head's. For
+        example, one layer of input 1 and hidden size 3 has 4 · 3 · (1 + 3) numbers in its matrix, and 12 in its bias.
         """
         layers, width = self.lstm.num_layers, self.lstm.hidden_size
-        found, h, c, place = {}, [], [], 0
+        parameters, h, c, place = {}, [], [], 0
 
         def take(*sizes: int) -> Tensor:
             nonlocal place
@@ -227,14 +242,22 @@ class Lstm(nn.Module):
             return values[place - size : place].reshape(sizes)
 
         for layer in range(layers):
-            taken = width if layer else 1
-            matrix = take(4 * width, taken + width)
-            found[f"lstm.weight_ih_l{layer}"], found[f"lstm.weight_hh_l{layer}"] = matrix[:, :taken], matrix[:, taken:]
-            found[f"lstm.bias_ih_l{layer}"] = take(4 * width)
-            found[f"lstm.bias_hh_l{layer}"] = torch.zeros(4 * width)
+            input_width = width if layer else 1
+            matrix = take(4 * width, input_width + width)
+            parameters[f"lstm.weight_ih_l{layer}"], parameters[f"lstm.weight_hh_l{layer}"] = (
+                matrix[:, :input_width],
+                matrix[:, input_width:],
+            )
+            parameters[f"lstm.bias_ih_l{layer}"] = take(4 * width)
+            parameters[f"lstm.bias_hh_l{layer}"] = torch.zeros(4 * width)
             h.append(take(width))
             c.append(take(width))
-        return found | {"head.weight": take(1, width), "head.bias": take(1), "h": torch.stack(h), "c": torch.stack(c)}
+        return parameters | {
+            "head.weight": take(1, width),
+            "head.bias": take(1),
+            "h": torch.stack(h),
+            "c": torch.stack(c),
+        }
 
 
 def build(weights: str | None) -> StepSpec:
@@ -248,7 +271,7 @@ def build(weights: str | None) -> StepSpec:
         if stored["architecture"] not in ("WaveNet", "LSTM"):
             raise UsageError(f"architecture is {stored['architecture']!r}, expected WaveNet or LSTM")
         make = WaveNet if stored["architecture"] == "WaveNet" else Lstm
-        with torch.device("meta"):  # sizes first: a file may name any
+        with torch.device("meta"):  # on the meta device, because a file may name sizes that do not fit the memory
             expected = sum(part.numel() for name, part in make(stored["config"]).state_dict().items() if _stored(name))
         values = torch.tensor(stored["weights"], dtype=torch.float32)
         if values.shape != (expected,) or not values.isfinite().all():
@@ -276,12 +299,12 @@ def _step(module: Any, inputs: dict[str, Any], states: dict[str, Any]) -> tuple[
 
 
 def _stored(name: str) -> bool:
-    """Return whether a file has this tensor: of an LSTM's two biases it has the sum."""
+    """Return True if a file has this tensor: of an LSTM's two biases it has only the sum."""
     return "bias_hh" not in name
 
 
 def count(name: str, value: Any) -> int:
-    """Return a size from a file."""
+    """Return a size from a file's config; refuse one that is no positive integer or too large."""
     if type(value) is not int or value < 1:
         raise UsageError(f"{name} is {value!r}, expected a whole number from 1")
     return value

@@ -21,7 +21,9 @@ WAVENETS: dict[str, Any] = {
 
 
 def wavenet(channels: tuple[int, ...], dilations: tuple[list[int], ...], seed: int = 0) -> dict[str, Any]:
-    """Return the content of a file: arrays of layers with a width and the layers' dilations each, kernels of 3."""
+    """Return the content of a file with a WaveNet: arrays of layers with a width and dilations each, and kernels of
+    3.
+    """
     draws, layers, weights, before = np.random.default_rng(seed), [], [np.zeros(0)], 1
 
     def draw(*sizes: int) -> None:
@@ -39,20 +41,21 @@ def wavenet(channels: tuple[int, ...], dilations: tuple[list[int], ...], seed: i
             draw(width, width, 3)
             weights.append(draws.standard_normal(width) / 10)
             draw(width, 1)
-            draw(width, 4 * width)  # four times too wide: what is added to a layer's rows stays small
+            # divided by four times the usual width, so that additions to a layer's rows stay small
+            draw(width, 4 * width)
             weights[-1] = weights[-1][: width * width]
             weights.append(draws.standard_normal(width) / 20)
         draw(head, width)
         before = width
-    weights += [np.array([0.05, 0.02])]  # the last head's bias, and the scale of what comes out
+    weights += [np.array([0.05, 0.02])]  # the last head's bias, and the scale of the output
     return _file("WaveNet", {"layers": layers, "head": None, "head_scale": 0.02}, weights)
 
 
 def lstm(layers: int, width: int, seed: int = 0) -> dict[str, Any]:
     """Return the content of a file with an LSTM, whose first states are not zeros."""
     draws, weights = np.random.default_rng(seed), []
-    for taken in (1, *[width] * (layers - 1)):
-        weights.append(draws.standard_normal((4 * width, taken + width)).ravel() / width**0.5)
+    for input_width in (1, *[width] * (layers - 1)):
+        weights.append(draws.standard_normal((4 * width, input_width + width)).ravel() / width**0.5)
         weights.append(draws.standard_normal(6 * width) / 4)  # biases, h and c
     weights += [draws.standard_normal(width) / width, np.array([0.05])]
     return _file("LSTM", {"input_size": 1, "hidden_size": width, "num_layers": layers}, weights)

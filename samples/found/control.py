@@ -1,8 +1,8 @@
-"""A policy at its own rate: `python control.py policy.txl [SECONDS]`. Sensors and motors are yours (`observe`, `act`).
+"""Runs a policy at its own rate: `python control.py policy.txl [SECONDS]`.
 
-The rate is what the training's folder said, else 50 Hz. Time is kept by the clock and not by sleeping a while, so that
-no step shifts those after it; a period that ends before its step does is counted as late, be it that the system woke
-the loop late or that the step was long: both are said.
+Connect your sensors and motors in `observe` and `act`. The rate is the one in the training's folder, else 50 Hz. Each
+period ends at a fixed time of the clock, so that a slow step does not delay later ones. A period whose step ends too
+late is counted, whether the system woke the loop late or the step was long; both counts are printed.
 """
 
 import sys
@@ -18,11 +18,11 @@ def observe(size: int) -> "np.ndarray[tuple[int, int], np.dtype[np.float32]]":
 
 
 def act(actions: "np.ndarray[tuple[int, ...], np.dtype[np.float32]]") -> None:
-    """Give the motors their targets."""
+    """Give the motors their targets, e.g. [1, 12]."""
 
 
 def main(bundle: str, seconds: float = 5.0) -> None:
-    """Run for so long; says at the end how much of a period a step took, and how many periods were late."""
+    """Run for some seconds; print the share of a period that a step took, and the number of late periods."""
     model = txl_runtime.load(bundle, threads=1)
     stream, (seen, *others), (given, *_) = model.stream(1), model.manifest.given, model.manifest.outputs
     rest = {entry.name: np.zeros(entry.sizes(1, 1), entry.dtype) for entry in others}

@@ -13,7 +13,8 @@ stream = txl_runtime.load(sys.argv[1]).stream(1)
 samples = np.zeros((1, 64 + 512), np.float32)
 with wave.open(sys.argv[2]) as audio:
     while len(data := audio.readframes(512)) == 2 * 512:
-        samples[:, :64] = samples[:, -64:]  # the graph reads the end of the chunk before, and keeps none of it
+        # the graph reads the last 64 samples of the previous chunk, but keeps no copy of them
+        samples[:, :64] = samples[:, -64:]
         samples[:, 64:] = np.frombuffer(data, np.int16) / 32768
         chance = stream.run({"input": samples})["output"][0, 0]
         print(f"{audio.tell() / 16000:6.2f} s  {chance:.2f}")

@@ -39,14 +39,17 @@ class Gate(nn.Module):
         self.caution = nn.Parameter(torch.full((WIDTH,), 1.0))
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Let y change x [B, L, D]."""
+        """Return the gated sum of x and y, [B, L, D] each, e.g. [2, 5, 32]."""
         (reset, mix, new), (old_reset, old_mix) = self.update(y).chunk(3, -1), self.residual(x).chunk(2, -1)
         share = torch.sigmoid(mix + old_mix - self.caution)
         return (1 - share) * x + share * torch.tanh(new + self.candidate(torch.sigmoid(reset + old_reset) * x))
 
 
 def rotate(x: Tensor, positions: Tensor) -> Tensor:
-    """Turn pairs of x [B, H, K, d_head] by angles that grow with the position (arXiv 2104.09864)."""
+    """Rotate pairs of x [B, H, K, d_head] by angles that grow with the position (arXiv 2104.09864).
+
+    For example, x [2, 4, 21, 8] and positions 0 … 20.
+    """
     half = x.shape[-1] // 2
     angles = positions[:, None] * torch.exp(torch.arange(half, dtype=x.dtype) * (-math.log(10_000) / half))
     a, b = x.chunk(2, -1)
@@ -68,7 +71,10 @@ class Layer(nn.Module):
         self.gates = nn.ModuleList(Gate() for _ in range(2))
 
     def forward(self, x: Tensor, memory: Tensor, visible: Tensor) -> Tensor:
-        """Carry x [B, L, D] one layer up."""
+        """Run a layer on x [B, L, D] and its memory.
+
+        For example, [2, 5, 32] → [2, 5, 32] with a memory [2, 16, 32].
+        """
         rows = self.norms[0](torch.cat([memory, x], 1))
         places = torch.arange(rows.shape[1], dtype=x.dtype)
         heads = [part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in self.key_value(rows).chunk(2, -1)]
@@ -89,7 +95,9 @@ class GatedXL(nn.Module):
         self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
 
     def forward(self, tokens: Tensor, memory: Tensor, fill: Tensor, valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """From tokens [B, L], memory [layers, B, M, D], fill and valid [B] to logits [B, L, 256], memory and fill."""
+        """Run tokens [B, L], memory [layers, B, M, D], fill and valid [B]; return logits [B, L, 256], memory and
+        fill.
+        """
         x, below = self.embedding(tokens), []
         places = torch.arange(MEMORY + tokens.shape[1])
         written = places >= MEMORY - fill[:, None, None, None]
@@ -97,9 +105,9 @@ class GatedXL(nn.Module):
         for layer, rows in zip(self.layers, memory, strict=True):
             below.append(x)
             x = layer(x, rows, visible)
-        # The memory moves on by the rows that count; what is padding is not kept.
-        kept = (valid[:, None] + torch.arange(MEMORY)).long()[None, :, :, None].expand_as(memory)
-        memory = torch.cat([memory, torch.stack(below)], 2).gather(2, kept)
+        # The memory advances by the rows that count, and does not keep padding.
+        places_kept = (valid[:, None] + torch.arange(MEMORY)).long()[None, :, :, None].expand_as(memory)
+        memory = torch.cat([memory, torch.stack(below)], 2).gather(2, places_kept)
         return self.head(x), memory, torch.clamp(fill + valid, max=MEMORY)
 
 
@@ -118,7 +126,7 @@ def build(weights: str | None) -> StepSpec:
 
 
 def train(seconds: float, streams: int = 8) -> GatedXL:
-    """Learn the sources that came with the interpreter."""
+    """Train on the sources that came with the interpreter."""
     torch.manual_seed(0)
     text = b"".join(path.read_bytes() for path in sorted(Path(os.__file__).parent.glob("*.py")))
     data = (
@@ -128,7 +136,8 @@ def train(seconds: float, streams: int = 8) -> GatedXL:
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.98))
     valid = torch.full((streams,), SEGMENT, dtype=torch.int32)
     while time.monotonic() - started < seconds:
-        if position % (32 * SEGMENT) == 0:  # generation starts from an empty memory, so training has to meet it
+        # generation starts from an empty memory, so training must include such starts
+        if position % (32 * SEGMENT) == 0:
             memory, fill = torch.zeros(LAYERS, streams, MEMORY, WIDTH), torch.zeros(streams, dtype=torch.int32)
         window = data[:, position : position + SEGMENT + 1]
         logits, memory, fill = model(window[:, :-1], memory.detach(), fill, valid)

@@ -39,7 +39,9 @@ class Policy(nn.Module):
         self.action, self.value = nn.Linear(WIDTH, 3), nn.Linear(WIDTH, 1)
 
     def forward(self, observation: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """From [B, 6] and two states [layers, B, width] to [B, 3], [B] and two states."""
+        """Run observations [B, 6] and two states [layers, B, width]; return scores [B, 3], values [B] and two
+        states.
+        """
         normal = (observation - self.mean) / self.deviation
         rows, (hidden, cell) = self.lstm(normal[None], (hidden, cell))
         return self.action(rows[0]), self.value(rows[0])[:, 0], hidden, cell
@@ -59,7 +61,7 @@ def build(weights: str | None) -> StepSpec:
 
 
 class Corridors:
-    """Several corridors at once, each of its own length; who leaves one enters the next."""
+    """Several corridors at once, each of its own length; a row that leaves one enters a new one."""
 
     def __init__(self, number: int, seed: int) -> None:
         self.random = np.random.default_rng(seed)
@@ -67,7 +69,7 @@ class Corridors:
         self.enter(np.ones(number, bool))
 
     def enter(self, rows: np.ndarray[Any, Any]) -> None:
-        """Begin a new corridor in these rows."""
+        """Begin a new corridor in these rows. For example, `enter([True, False])` begins one in row 0."""
         self.sign[rows] = self.random.choice([-1.0, 1.0], rows.sum())
         self.length[rows] = self.random.integers(6, 15, rows.sum())
         self.place[rows] = 0
@@ -81,11 +83,15 @@ class Corridors:
         return np.stack(columns, axis=1).astype(np.float32)
 
     def right_action(self) -> np.ndarray[Any, Any]:
-        """Return each row's action of a player who remembers the sign."""
+        """Return each row's action of a player who remembers the sign, e.g. [1, 0] for two rows."""
         return np.where(self.place < self.length, AHEAD, np.where(self.sign < 0, LEFT, RIGHT))
 
     def act(self, action: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Take one action each; returns who left the corridor, and who of them on the right side."""
+        """Take one action per row; return the rows that left their corridor, and those of them that left on the right
+        side.
+
+        For example, ([True, False], [True, False]): row 0 left, on the right side.
+        """
         left = (action != AHEAD) | (self.place >= self.length)
         won = (action == self.right_action()) & left
         self.place += 1
@@ -94,7 +100,7 @@ class Corridors:
 
 
 def train(updates: int) -> Policy:
-    """Learn to do what `right_action` does, and to foresee the reward: 0.9 to the power of the steps to go."""
+    """Train to do what `right_action` does, and to predict the reward: 0.9 to the power of the remaining steps."""
     torch.manual_seed(0)
     policy, number = Policy(), 64
     seen = torch.tensor(np.concatenate([corridor.observe() for corridor in (Corridors(99, seed) for seed in range(9))]))
@@ -124,14 +130,14 @@ def train(updates: int) -> Policy:
 
 
 def walk(bundle: str, steps: int, forgetful: bool = False) -> float:
-    """The control loop of an application, without torch: returns the share of corridors left on the right side."""
+    """Run an application's control loop, without torch; return the share of corridors left on the right side."""
     model = txl_runtime.load(bundle)
     stream = model.stream()
     corridors, ended, won = Corridors(stream.batch_size, seed=2), 0, 0
     for _ in range(steps):
         action = stream.run({"observation": corridors.observe()})["action"].argmax(-1)
         left, right = corridors.act(action)
-        stream.reset(np.ones_like(left) if forgetful else left)  # these sequences alone begin anew
+        stream.reset(np.ones_like(left) if forgetful else left)  # only these sequences are reset
         ended, won = ended + int(left.sum()), won + int(right.sum())
     return won / max(1, ended)
 

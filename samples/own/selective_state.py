@@ -32,7 +32,7 @@ INNER, MIXED = HEADS * PER_HEAD, HEADS * PER_HEAD + 2 * STATE
 
 
 class SelectiveState(nn.Module):
-    """One layer (arXiv 2405.21060): what is forgotten and what is written depends on the input."""
+    """One layer (arXiv 2405.21060): the input decides what the state forgets, and what is written to it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,21 +43,25 @@ class SelectiveState(nn.Module):
         self.direct = nn.Parameter(torch.ones(HEADS, 1))
 
     def forward(self, x: Tensor, window: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """From x [B, L, D], window [B, reach, mixed], state [B, heads, per head, N] to the same three."""
+        """Run x [B, L, D], window [B, reach, mixed] and state [B, heads, per head, N]; return the same three.
+
+        For example, x [2, 1, 32].
+        """
         gate, mixed, step = torch.split(self.inward(self.norm(x)), [INNER, MIXED, HEADS], -1)
         seen = torch.cat([window, mixed], 1)
         mixed = functional.silu(self.convolution(seen.mT).mT)
         values, keys, queries = torch.split(mixed, [INNER, STATE, STATE], -1)
         values = values.view(*x.shape[:2], HEADS, PER_HEAD).transpose(1, 2)  # [B, heads, L, per head]
         step = functional.softplus(step).mT  # [B, heads, L]
-        # exp(kept[t]) of the old state is left at position t, and exp(kept[t] - kept[s]) of what position s wrote.
-        kept = torch.cumsum(-step * self.decay.exp()[:, None], -1)
+        # At position t, exp(log_decay[t]) of the old state is left, and exp(log_decay[t] - log_decay[s]) of the part
+        # that position s wrote.
+        log_decay = torch.cumsum(-step * self.decay.exp()[:, None], -1)
         past = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
-        left = torch.where(past, kept[..., :, None] - kept[..., None, :], -1e4).exp()  # [B, heads, L, L]
+        left = torch.where(past, log_decay[..., :, None] - log_decay[..., None, :], -1e4).exp()  # [B, heads, L, L]
         written = step[..., None] * values
         inside = (left * (queries @ keys.mT)[:, None]) @ written
-        before = kept.exp()[..., None] * (queries[:, None] @ state.mT)
-        state = kept[..., -1:, None].exp() * state + (left[..., -1, :, None] * written).mT @ keys[:, None]
+        before = log_decay.exp()[..., None] * (queries[:, None] @ state.mT)
+        state = log_decay[..., -1:, None].exp() * state + (left[..., -1, :, None] * written).mT @ keys[:, None]
         mixed = (inside + before + self.direct[..., None] * values).transpose(1, 2).flatten(2)
         return x + self.outward(mixed * functional.silu(gate)), seen[:, -REACH:], state
 
@@ -71,7 +75,7 @@ class SelectiveModel(nn.Module):
         self.layers = nn.ModuleList(SelectiveState() for _ in range(LAYERS))
 
     def forward(self, tokens: Tensor, windows: Tensor, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """From tokens [B, L] and states with a first axis of layers to logits [B, L, 256] and states."""
+        """Run tokens [B, L] and states, whose first axis is the layers; return logits [B, L, 256] and states."""
         x, after = self.embedding(tokens), []
         for layer, window, state in zip(self.layers, windows, states, strict=True):
             x, window, state = layer(x, window, state)
@@ -97,7 +101,7 @@ def build(weights: str | None) -> StepSpec:
 
 
 def train(seconds: float, streams: int = 8) -> SelectiveModel:
-    """Learn the sources that came with the interpreter."""
+    """Train on the sources that came with the interpreter."""
     torch.manual_seed(0)
     text = b"".join(path.read_bytes() for path in sorted(Path(os.__file__).parent.glob("*.py")))
     data = (
@@ -108,7 +112,8 @@ def train(seconds: float, streams: int = 8) -> SelectiveModel:
     while not position or time.monotonic() - started < seconds:
         if position % (64 * SEGMENT) == 0:
             states = torch.zeros(LAYERS, streams, REACH, MIXED), torch.zeros(LAYERS, streams, HEADS, PER_HEAD, STATE)
-        window = data[:, position : position + 4 * SEGMENT + 1]  # longer than a segment: so it learns what to keep
+        # longer than a segment, so that the model learns to keep what later segments need
+        window = data[:, position : position + 4 * SEGMENT + 1]
         logits, *after = model(window[:, :-1], *states)
         states = after[0].detach(), after[1].detach()
         loss = functional.cross_entropy(logits.flatten(0, 1), window[:, 1:].flatten())

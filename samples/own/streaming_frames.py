@@ -28,7 +28,7 @@ FEATURES, WIDTH, HEADS, LAYERS, SEGMENT, AHEAD, BANK, LABELS = 8, 64, 4, 2, 8, 4
 
 
 class Layer(nn.Module):
-    """Attention of the frames over bank and frames; one more row, asked for by the frames' mean, sums them up."""
+    """Attention of frames to the bank and frames; one additional query, the frames' mean, returns their summary."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Layer(nn.Module):
         self.outer = nn.Linear(2 * WIDTH, WIDTH)
 
     def forward(self, x: Tensor, bank: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
-        """From x [B, L + ahead, D] and bank [B, rows, D] to x and a summary [B, 1, D]."""
+        """Run x [B, L + ahead, D] and bank [B, rows, D]; return x and a summary [B, 1, D]."""
         frames = self.norm(x)
         asked = torch.cat([frames, frames[:, :SEGMENT].mean(1, keepdim=True)], 1)
         key, value = self.key_value(torch.cat([bank, frames], 1)).chunk(2, -1)
@@ -53,7 +53,9 @@ class Layer(nn.Module):
 
 
 class Labeller(nn.Module):
-    """Frames and bank in, a label per frame of the segment and the bank with one row more out."""
+    """A model that takes frames and a bank, and returns a label per frame of the segment, and the bank with a new
+    row.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +65,9 @@ class Labeller(nn.Module):
         self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
 
     def forward(self, frames: Tensor, bank: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """From frames [B, L + ahead, 8], bank [layers, B, rows, D], rows that are filled [B] to labels [B, L, 3]."""
+        """Run frames [B, L + ahead, 8], bank [layers, B, rows, D] and filled rows [B]; return labels [B, L, 3] and the
+        bank.
+        """
         x = self.inward(frames)
         x = x + functional.relu(self.near(x.mT).mT) + self.places[BANK:]
         filled = torch.arange(BANK) >= BANK - rows[:, None]
@@ -72,7 +76,7 @@ class Labeller(nn.Module):
         for layer, old in zip(self.layers, bank, strict=True):
             x, summary = layer(x, old + self.places[:BANK], visible)
             summaries.append(summary)
-        bank = torch.cat([bank, torch.stack(summaries)], 2)[:, :, 1:]  # the oldest row goes
+        bank = torch.cat([bank, torch.stack(summaries)], 2)[:, :, 1:]  # drops the oldest row
         return self.head(x[:, :SEGMENT]), bank, torch.clamp(rows + 1, max=BANK)
 
 
@@ -91,7 +95,7 @@ def build(weights: str | None) -> StepSpec:
 
 
 def simulate(number: int, length: int, seed: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Frames [number, length, 8], and what each is: nothing, or an event of one of two kinds."""
+    """Return frames [number, length, 8] and their labels: nothing, or an event of one of two kinds."""
     random = np.random.default_rng(seed)
     onset, *ends = np.random.default_rng(0).normal(size=(3, FEATURES)) * 1.5
     frames = random.normal(size=(number, length, FEATURES)) * 0.5
@@ -99,7 +103,7 @@ def simulate(number: int, length: int, seed: int) -> tuple[np.ndarray[Any, Any],
     for row in range(number):
         place, swapped = 0, 0
         while place < length - 6:
-            if place == 0 or random.random() < 0.08:  # the mark, which holds until the next
+            if place == 0 or random.random() < 0.08:  # a mark, which is valid until the next mark
                 swapped = int(random.integers(2))
                 frames[row, place : place + 2] += (2 * swapped - 1) * (onset[::-1] + 1)
                 place += 2
@@ -114,7 +118,7 @@ def simulate(number: int, length: int, seed: int) -> tuple[np.ndarray[Any, Any],
 
 
 def train(seconds: float, number: int = 16, segments: int = 12) -> Labeller:
-    """Learn the labels of simulated frames, through several segments at once."""
+    """Train on the labels of simulated frames, through several segments at once."""
     torch.manual_seed(0)
     model, started, seed = Labeller(), time.monotonic(), 100
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
@@ -135,17 +139,19 @@ def train(seconds: float, number: int = 16, segments: int = 12) -> Labeller:
 
 
 def label(bundle: str, ahead: bool = True, bank: bool = True) -> float:
-    """Label a stream as its frames come in, without torch: returns the share of events' frames that are right."""
+    """Label a stream while its frames arrive, without torch; return the share of events' frames with the right
+    label.
+    """
     stream = txl_runtime.load(bundle).stream()
     frames, labels = simulate(stream.batch_size, 100 * SEGMENT + AHEAD, seed=1)
-    found = np.zeros_like(labels)
+    predicted = np.zeros_like(labels)
     for first in range(0, labels.shape[1] - AHEAD, SEGMENT):
         window = frames[:, first : first + SEGMENT + AHEAD].copy()
         window[:, SEGMENT:] *= ahead
-        found[:, first : first + SEGMENT] = stream.run({"frames": window})["labels"].argmax(-1)
+        predicted[:, first : first + SEGMENT] = stream.run({"frames": window})["labels"].argmax(-1)
         if not bank:
             stream.reset()
-    return float((found == labels)[labels > 0].mean())
+    return float((predicted == labels)[labels > 0].mean())
 
 
 def main() -> None:

@@ -1,9 +1,9 @@
-"""A small gate for voices: convolutions over samples, an LSTM over hops of 10 ms, and how far the gate is open.
+"""A small noise gate for voices: convolutions over samples, and an LSTM that opens the gate, in hops of 10 ms.
 
     python samples/plain_c/voice.py voice.pt
     txl-deploy export samples/plain_c/voice.py:build --weights voice.pt -o voice.txl --segment-length 1 --batch-size 1
 
-The first command trains for half a minute on voices that are simulated: harmonics that glide, in noise, now and then.
+The first command trains for half a minute on simulated voices: gliding harmonics in noise, with pauses.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HOP, WIDTH, RATE = 160, 48, 16000
 
 
 class Voice(nn.Module):
-    """One hop: what was heard last is kept, so that convolutions see over its beginning."""
+    """A model of one hop; it keeps the last samples, so that convolutions see beyond the hop's beginning."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,10 +27,12 @@ class Voice(nn.Module):
         self.cell, self.open = nn.LSTMCell(32 * 6, WIDTH), nn.Linear(WIDTH, 1)
 
     def forward(self, x: Tensor, seen: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Samples [B, 160], those before them, and [B, width] twice → samples let through, and the states."""
+        """Run samples [B, 160], the samples before them, and two states [B, width]; return the gated samples and the
+        states.
+        """
         sound = torch.cat((seen, x), 1)
-        found = torch.relu(self.far(torch.relu(self.near(5 * sound[:, None]))))
-        h, c = self.cell(found.flatten(1), (h, c))
+        features = torch.relu(self.far(torch.relu(self.near(5 * sound[:, None]))))
+        h, c = self.cell(features.flatten(1), (h, c))
         return x * torch.sigmoid(self.open(h)), x, h, c
 
 
@@ -44,7 +46,7 @@ def build(weights: str | None) -> StepSpec:
 
 
 def simulate(rows: int, hops: int) -> tuple[Tensor, Tensor]:
-    """Sounds [rows, hops, HOP], and what of them is voice."""
+    """Simulate sounds [rows, hops, HOP], e.g. [8, 100, 160]; return them, and the voice in them."""
     time = torch.arange(hops * HOP) / RATE
     pitch = 100 + 150 * torch.rand(rows, 1) + 10 * torch.sin(2 * torch.pi * (1 + 3 * torch.rand(rows, 1)) * time)
     phase = 2 * torch.pi * (pitch / RATE).cumsum(1)
@@ -57,7 +59,7 @@ def simulate(rows: int, hops: int) -> tuple[Tensor, Tensor]:
 def main() -> None:
     """Train, and write the weights."""
     torch.manual_seed(0)
-    torch.set_num_threads(1)  # steps this small lose more to handing work around than they gain
+    torch.set_num_threads(1)  # one thread: in steps this small, threads cost more than they gain
     module = Voice()
     optimizer = torch.optim.Adam(module.parameters(), 2e-3)
     for update in range(1, 101):

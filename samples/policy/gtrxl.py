@@ -16,7 +16,7 @@ LAYERS, WIDTH, HEADS, MEMORY = 2, 64, 4, 32
 
 
 class Gate(nn.Module):
-    """A GRU's gates: how much of what a part computed replaces its input. At first little does."""
+    """A GRU's gates: they decide how much of a part's result replaces its input, at first little."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,14 +25,14 @@ class Gate(nn.Module):
         nn.init.constant_(self.found.bias[WIDTH : 2 * WIDTH], -1.0)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the gated sum of a layer's input x and its result y, both [B, L, d]."""
+        """Return the gated sum of a layer's input x and its result y, both [B, L, d]. For example, [2, 1, 32]."""
         (r, z, h), (kept_r, kept_z) = self.found(y).chunk(3, -1), self.kept(x).chunk(2, -1)
         r, z = torch.sigmoid(r + kept_r), torch.sigmoid(z + kept_z)
         return (1 - z) * x + z * torch.tanh(h + self.candidate(r * x))
 
 
 class Layer(nn.Module):
-    """Attention to the rows behind, by content and by distance, and two linear layers."""
+    """Attention to earlier rows, by content and by distance, and two linear layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Layer(nn.Module):
         """Rows [B, memory + L, width], the last L of which are returned.
 
         Args:
-            rows: what was remembered, then what is new.
+            rows: the remembered rows, then the new ones.
             table: a row for each distance.
             behind: [L, memory + L], distances.
             visible: [B, 1, L, memory + L].
@@ -60,8 +60,8 @@ class Layer(nn.Module):
         q, far = q[:, :, -new:], self.far(table).view(-1, HEADS, WIDTH // HEADS).transpose(0, 1)
         by_distance = ((q + self.distance) @ far.transpose(1, 2)).gather(-1, behind.expand(batch, HEADS, -1, -1))
         scores = ((q + self.content) @ k.transpose(2, 3) + by_distance) * (WIDTH // HEADS) ** -0.5
-        found = torch.where(visible, scores, -1e4).softmax(-1) @ v
-        x = self.gates[0](rows[:, -new:], torch.relu(self.out(found.transpose(1, 2).reshape(batch, new, WIDTH))))
+        attended = torch.where(visible, scores, -1e4).softmax(-1) @ v
+        x = self.gates[0](rows[:, -new:], torch.relu(self.out(attended.transpose(1, 2).reshape(batch, new, WIDTH))))
         after: Tensor = self.gates[1](x, torch.relu(self.wide(self.norms[1](x))))
         return after
 
@@ -84,12 +84,12 @@ class GtrxlPolicy(Policy):
         visible = (behind >= 0) & (slot >= MEMORY - fill[:, None, None, None])
         turns = slot[:, None] * 10000 ** (-torch.arange(0, WIDTH, 2) / WIDTH)
         table = torch.cat((turns.sin(), turns.cos()), 1)
-        kept = []
+        memory_after = []
         for layer, old in zip(self.layers, memory.unbind(1), strict=True):
             rows = torch.cat((old, x), 1)
-            kept.append(rows[:, new:])
+            memory_after.append(rows[:, new:])
             x = layer(rows, table, behind.clamp(min=0), visible)
-        return *self.heads(x), torch.stack(kept, 1), torch.clamp(fill + new, max=MEMORY)
+        return *self.heads(x), torch.stack(memory_after, 1), torch.clamp(fill + new, max=MEMORY)
 
 
 def build(weights: str | None) -> StepSpec:

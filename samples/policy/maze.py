@@ -38,7 +38,7 @@ class Mazes:
         self.enter(np.ones(rows, bool))
 
     def enter(self, rows: Array) -> None:
-        """Begin the next episode in these rows."""
+        """Begin the next episode in these rows. For example, `enter([True, False])` begins one in row 0."""
         self.number[rows] += self.rows
         for row in np.flatnonzero(rows):
             random = np.random.default_rng((self.seed, self.number[row]))
@@ -48,7 +48,7 @@ class Mazes:
         self.step[rows] = 0
 
     def at_door(self) -> Array:
-        """[rows, doors], true where a row stands at a door."""
+        """Return bool [rows, doors], True where a row stands at a door: [[False, True]] for one row at door 1."""
         doors: Array = self.doors == self.step[:, None]
         return doors
 
@@ -61,11 +61,14 @@ class Mazes:
         return np.column_stack([sign, reading + self.at_door(), *rest]).astype(np.float32)
 
     def right_action(self) -> Array:
-        """Return each row's action of a player who remembers the signs."""
+        """Return each row's action of a player who remembers the signs. For example, [1, 0] for two rows."""
         return np.where(self.at_door().any(1), (self.signs * self.at_door()).sum(1), AHEAD)
 
     def act(self, actions: Array) -> tuple[Array, Array]:
-        """Take one action each; rewards, and rows that left: by a wrong action, or by the last door."""
+        """Take one action per row; return rewards, and the rows that left the maze by a wrong action or the last door.
+
+        For example, ([1.0, 0.0], [True, False]).
+        """
         right = actions == self.right_action()
         rewards = (right & self.at_door().any(1)).astype(int)
         left = ~right | self.at_door()[:, -1]
@@ -77,37 +80,38 @@ class Mazes:
 def play(
     scores_of: Callable[[Array], Array], reset: Callable[[Array], None], rows: int, episodes: int, seed: int = 1
 ) -> list[Episode]:
-    """The control loop: observe, take the best action, reset the rows that begin anew. Returns the first episodes.
+    """Run the control loop: observe, take the best action, reset the rows that begin a new episode. Return the first
+    episodes.
 
     Args:
         scores_of: f(observations [rows, 9]) → scores [rows, 3].
-        reset: f(rows that begin anew, bool [rows]).
-        rows: environments at once.
-        episodes: to play in all.
-        seed: of the mazes.
+        reset: f(rows to reset, bool [rows]).
+        rows: number of environments that run at once.
+        episodes: number of episodes to play in all.
+        seed: seed of the mazes.
     """
     mazes = Mazes(rows, seed)
-    found = {number: Episode() for number in range(episodes)}
+    episodes_by_number = {number: Episode() for number in range(episodes)}
     while (mazes.number < episodes).any():
         numbers, scores = mazes.number.tolist(), scores_of(mazes.observe())
         actions = scores.argmax(-1)
         rewards, left = mazes.act(actions)
         reset(left)
         for row, number in enumerate(numbers):
-            if number in found:
-                episode = found[number]
+            if number in episodes_by_number:
+                episode = episodes_by_number[number]
                 episode.scores.append(scores[row].copy())
                 episode.actions.append(int(actions[row]))
                 episode.returned += int(rewards[row])
-    return [found[number] for number in range(episodes)]
+    return [episodes_by_number[number] for number in range(episodes)]
 
 
 def lessons(rows: int, seed: int) -> tuple[Array, Array, Array, Array]:
-    """Mazes as somebody with a memory walks them, for imitation.
+    """Return mazes as a player with a memory walks them, for imitation.
 
     Returns:
-        Observations [rows, steps, 9], right actions, doors still to come, and how much each step counts, all
-        [rows, steps]; nothing counts behind the last door.
+        Observations [rows, steps, 9], right actions, doors still to come, and the weight of each step, all
+        [rows, steps]; the weight is 0 after the last door.
     """
     mazes = Mazes(rows, seed)
     walked = []

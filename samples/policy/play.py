@@ -1,9 +1,9 @@
-"""Plays mazes with a bundle, without torch; with the weights given, PyTorch plays the same mazes and is compared.
+"""Plays mazes with a bundle, without torch; given the weights, PyTorch plays the same mazes for comparison.
 
-python samples/policy/play.py lstm.txl
-python samples/policy/play.py lstm.txl --against lstm lstm.pt
+    python samples/policy/play.py lstm.txl
+    python samples/policy/play.py lstm.txl --against lstm lstm.pt
 
-Ends with 1 where the bundle is further from PyTorch than rounding takes it, and with 2 where it cannot play.
+The exit code is 1 if the bundle differs from PyTorch by more than rounding explains, and 2 if it cannot play.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class BundlePlayer:
         self.stream = model.stream()
 
     def scores(self, observation: Array) -> Array:
-        """[rows, 9] → scores of actions [rows, 3]."""
+        """Return scores of actions: observations [rows, 9] → [rows, 3]."""
         return self.stream.run({"observation": observation[:, None]})["action"][:, 0]
 
     def reset(self, rows: Array) -> None:
-        """Only these rows begin anew."""
+        """Reset the states of these rows alone: `[True, False]` resets row 0."""
         if rows.any():
             self.stream.reset(rows)
 
@@ -62,28 +62,30 @@ class Comparison:
     deviation: float = 0.0
 
     def excess(self, precision: str, engine: str) -> list[str]:
-        """Return a line for each figure above its limit of the ladder, which in half precision is the deviation's."""
-        limits, found = rung(precision, engine), []
+        """Return a line for each figure above its limit in the ladder; in half precision, the limit of the
+        deviation.
+        """
+        limits, lines = rung(precision, engine), []
         for name, value, limit in (
             ("difference of scores", self.largest, limits.logprobs),
             ("deviation of scores", self.deviation, limits.deviation),
             ("share of other actions off near-ties", self.differ / max(1, self.decisions), 1 - (limits.top1 or 1.0)),
         ):
             if limit is not None and not value <= limit:
-                found.append(f"{name} {value:.1e}, expected at most {limit:.1e}")
-        return found
+                lines.append(f"{name} {value:.1e}, expected at most {limit:.1e}")
+        return lines
 
 
 def compare(ours: list[Episode], theirs: list[Episode]) -> Comparison:
-    """Compare episode by episode."""
+    """Compare two players episode by episode."""
     counts, pairs = Comparison(), []
     for one, other in zip(ours, theirs, strict=True):
         ties = 0
-        for found, scores, action, expected in zip(one.scores, other.scores, one.actions, other.actions, strict=False):
+        for mine, scores, action, expected in zip(one.scores, other.scores, one.actions, other.actions, strict=False):
             lower, best = np.sort(scores)[-2:]
             tie = bool(best - lower < limit_of("near tie"))
             ties += tie
-            pairs.append((found, scores))
+            pairs.append((mine, scores))
             counts.margin = min(counts.margin, float(best - lower))
             if action != expected:
                 counts.differ_at_near_tie += tie
@@ -92,8 +94,8 @@ def compare(ours: list[Episode], theirs: list[Episode]) -> Comparison:
         counts.near_ties += ties
         counts.without_tie += not ties
         counts.returns_differ += not ties and one.returned != other.returned
-    found, scores = np.array(pairs).swapaxes(0, 1)
-    apart = found - scores
+    mine, scores = np.array(pairs).swapaxes(0, 1)
+    apart = mine - scores
     counts.decisions = len(pairs)
     counts.largest = float(np.abs(apart).max() / max(1.0, np.abs(scores).max()))
     counts.deviation = float(np.sqrt((apart**2).mean()) / scores.std())
@@ -101,7 +103,7 @@ def compare(ours: list[Episode], theirs: list[Episode]) -> Comparison:
 
 
 def run(bundle: str, against: tuple[str, str] | None, episodes: int) -> list[str]:
-    """Play, and say what is too far from PyTorch."""
+    """Play, and describe differences from PyTorch that are too large."""
     model = txl_runtime.load(bundle)
     if "action" not in [entry.name for entry in model.manifest.outputs]:
         raise UsageError(
@@ -133,7 +135,7 @@ def run(bundle: str, against: tuple[str, str] | None, episodes: int) -> list[str
 
 
 def mean(episodes: list[Episode]) -> float:
-    """The mean return."""
+    """Return the mean return."""
     return float(np.mean([episode.returned for episode in episodes]))
 
 

@@ -11,11 +11,13 @@ from torch import Tensor, nn
 from txl_runtime.errors import CheckpointError
 
 LIMIT = 5.0
-"""Normalised observations are cut to this: a broken sensor does not throw the policy off its track."""
+"""Normalised observations are clipped to this, so that a broken sensor does not derail the policy."""
 
 
 class Policy(nn.Module):
-    """Buffers with the running mean and variance, which go into the bundle as its weights do."""
+    """The base of both policies, with buffers for running mean and variance, which become part of the bundle's
+    weights.
+    """
 
     mean: Tensor
     variance: Tensor
@@ -32,11 +34,11 @@ class Policy(nn.Module):
         try:
             self.load_state_dict(txl_export.read_weights(file))
         except RuntimeError as error:
-            found = textwrap.shorten(str(error).partition(":")[2], 160, placeholder=" …")
-            raise CheckpointError(f"{file}: not the weights of this {type(self).__name__}: {found}") from None
+            reason = textwrap.shorten(str(error).partition(":")[2], 160, placeholder=" …")
+            raise CheckpointError(f"{file}: not the weights of this {type(self).__name__}: {reason}") from None
 
     def see(self, observation: Tensor) -> None:
-        """While training: take observations [..., 9] into the mean and the variance."""
+        """Update mean and variance with observations [..., 9], during training."""
         rows = observation.reshape(-1, SEEN)
         share = len(rows) / (self.count + len(rows))
         apart = rows.mean(0) - self.mean
@@ -45,9 +47,9 @@ class Policy(nn.Module):
         self.count += len(rows)
 
     def normal(self, observation: Tensor) -> Tensor:
-        """(x - mean) / deviation, within limits."""
+        """Return (x - mean) / deviation, clipped: 2 for x 5, mean 1 and deviation 2."""
         return ((observation - self.mean) / (self.variance + 1e-5).sqrt()).clamp(-LIMIT, LIMIT)
 
     def heads(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores [B, L, 3] and the value [B, L]: doors that will be taken rightly."""
+        """Return scores [B, L, 3] and the value [B, L]: the number of doors that will be passed rightly."""
         return self.action(features), self.value(features)[..., 0] * DOORS

@@ -1,4 +1,4 @@
-"""Trains a policy in about a minute on two idle cores, by imitation of somebody who remembers.
+"""Trains a policy in about a minute on two idle cores, by imitation of a player who remembers the signs.
 
 python samples/policy/train.py lstm lstm.pt
 python samples/policy/train.py gtrxl gtrxl.pt
@@ -37,18 +37,18 @@ class TorchPlayer:
 
     @torch.inference_mode()
     def reset(self, rows: Array) -> None:
-        """Only these rows begin anew."""
+        """Reset the states of these rows alone: `[True, False]` resets row 0."""
         for state, axes in zip(self.states, self.axes, strict=True):
             state[axes.at(torch.from_numpy(rows))] = 0
 
 
 def fresh_states(spec: StepSpec, rows: int) -> list[Tensor]:
-    """Return the states that sequences begin with: zeros."""
+    """Return the states that sequences begin with: zeros, e.g. a window [4, 16, 32] for 4 rows."""
     return [torch.zeros(entry.axes.sizes(rows, 0), dtype=getattr(torch, entry.dtype)) for entry in spec.states]
 
 
 def train(model: ModuleType, updates: int = UPDATES, seconds: float = 600, seed: int = 0) -> StepSpec:
-    """Learn to take the right action, and to foresee the doors to come; ends after `updates`, or after `seconds`."""
+    """Train to take the right action, and to predict the remaining doors; stop after `updates`, or after `seconds`."""
     torch.manual_seed(seed)
     spec: StepSpec = model.build(None)
     policy: Policy = spec.module.train()

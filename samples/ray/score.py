@@ -35,16 +35,16 @@ from txl_deploy.corpora.sources import content_of
 from txl_deploy.corpora.totals import Scores, Totals, left_out, scores_of
 
 CPUS_PER_ACTOR = 0.5
-"""The processors that an actor claims. If actors claimed all processors, none would be left to read with, and the job
-would wait for ever. An actor computes with one thread, however little it claims."""
+"""The processors that an actor claims. If actors claimed all processors, none would be left for reading, and the job
+would wait forever. An actor computes with one thread in any case.
+"""
 DOCUMENTS_PER_CALL = 64
-"""Sorted by length within a call, so that few rows of the bundle wait for the longest."""
+"""Number of documents per call; they are sorted by length, so that few rows of the bundle wait for the longest."""
 BLOCKS_PER_ACTOR = 8
-"""A block is done as a whole: when a machine dies, its block is repeated; when the driver dies, blocks that are not
-written are."""
+"""A block is repeated as a whole if its machine dies; if the driver dies, blocks that are not written are repeated."""
 
 Rows = dict[str, np.ndarray[Any, Any]]
-"""A batch as Ray Data hands it over: columns by name."""
+"""A batch as Ray Data passes it: columns by name."""
 
 
 class Actor:
@@ -58,10 +58,10 @@ class Actor:
         self._scorer, self._encoder = Scorer(model), Encoder(model.manifest, model.vocabulary)
 
     def __call__(self, rows: Rows) -> dict[str, list[bytes]]:
-        """Score documents; what cannot be scored has a line that says why."""
-        found = [self._encoder.unit(document) for document in as_documents(rows, self._place)]
-        scores = [left_out(bad) for bad in found if isinstance(bad, Bad)]
-        for batch in batches([unit for unit in found if isinstance(unit, Unit)], self._scorer.rows):
+        """Score documents; a document that cannot be scored gets a line with the reason."""
+        units = [self._encoder.unit(document) for document in as_documents(rows, self._place)]
+        scores = [left_out(bad) for bad in units if isinstance(bad, Bad)]
+        for batch in batches([unit for unit in units if isinstance(unit, Unit)], self._scorer.rows):
             for unit, total in zip(batch, self._scorer.score(batch), strict=True):
                 bad = Bad(unit.index, unit.id, f"{unit.id}: {total}")
                 scores.append(left_out(bad) if isinstance(total, str) else scores_of(unit, total))
@@ -69,19 +69,19 @@ class Actor:
 
 
 def as_documents(rows: Rows, place: str) -> list[Document]:
-    """The documents in a batch of rows."""
+    """Return the documents in a batch of rows."""
     count = len(next(iter(rows.values()), ()))
     return [as_document({name: column[at] for name, column in rows.items()}, place) for at in range(count)]
 
 
 def leave_out(rows: Rows, done: frozenset[str], place: str) -> Rows:
-    """The rows whose documents have no result yet."""
+    """Return the rows whose documents have no result yet."""
     wanted = np.array([document.id not in done for document in as_documents(rows, place)], np.bool_)
     return {name: column[wanted] for name, column in rows.items()}
 
 
 def as_document(row: dict[str, Any], place: str) -> Document:
-    """A document as Ray Data read it from a place: a line of JSON, the bytes of a file, or a row of a table.
+    """Convert what Ray Data read to a document: a line of JSON, the bytes of a file, or a row of a table.
 
     Raises:
         UsageError: it has no id or no content.
@@ -110,7 +110,7 @@ def name_in(place: str, path: str) -> str:
 
 
 def read(place: str, blocks: int) -> Dataset:
-    """The documents, wherever they are."""
+    """Read the documents from files and folders, on this machine or elsewhere."""
     if place.endswith(".jsonl"):
         return ray.data.read_text(place, override_num_blocks=blocks)
     if place.endswith(".parquet"):
@@ -119,10 +119,10 @@ def read(place: str, blocks: int) -> Dataset:
 
 
 def kept(out: Path, first: dict[str, str]) -> Iterator[Scores]:
-    """The results in a file, after its first line; a torn last line is cut off.
+    """Read the results in a file, after its first line; a torn last line is cut off.
 
     Raises:
-        UsageError: they are of another model or other documents.
+        UsageError: they belong to a different model or different documents.
     """
     with out.open("a+b") as stream:
         stream.seek(0)
@@ -141,10 +141,10 @@ def kept(out: Path, first: dict[str, str]) -> Iterator[Scores]:
 
 
 def score(bundle: Path, documents: str, out: Path, actors: int) -> Totals:
-    """Score what is not in the file of results yet; results are appended block by block.
+    """Score the documents that the file of results lacks; append results block by block.
 
     Raises:
-        UsageError: two documents have one id.
+        UsageError: two documents have the same id.
     """
     place = documents if "://" in documents else str(Path(documents).absolute())
     model_id = txl_runtime.load(bundle, threads=1).manifest.model_id
@@ -153,7 +153,8 @@ def score(bundle: Path, documents: str, out: Path, actors: int) -> Totals:
         totals.add(each)
         done.add(each.id)
     context = DataContext.get_current()
-    context.actor_task_retry_on_errors = [OSError]  # beside deaths, which are always repeated; a shared disk stumbles
+    # calls are repeated after an actor's death in any case; OSError because shared disks fail at times
+    context.actor_task_retry_on_errors = [OSError]
     context.enable_progress_bars = sys.stderr.isatty()
     wanted = read(place, BLOCKS_PER_ACTOR * actors)
     if done:
@@ -188,20 +189,20 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--address", help="of a cluster; without it one is started on this machine")
     parser.add_argument("--actors", type=int, default=os.cpu_count() or 1, help="in all, one thread each")
-    given = parser.parse_args()
-    local = {"num_cpus": given.actors + 1, "include_dashboard": False} if given.address is None else {}
+    options = parser.parse_args()
+    local = {"num_cpus": options.actors + 1, "include_dashboard": False} if options.address is None else {}
     try:
-        ray.init(address=given.address, log_to_driver=False, logging_level="warning", **local)
-    except Exception as error:  # of any class: of Ray's own, or none where it has waited for too long
-        said = str(error).strip() or type(error).__name__
-        sys.exit(f"error: no cluster could be reached or started: {said.splitlines()[-1]}")
+        ray.init(address=options.address, log_to_driver=False, logging_level="warning", **local)
+    except Exception as error:  # Ray raises errors of its own classes, and others after too long a wait
+        message = str(error).strip() or type(error).__name__
+        sys.exit(f"error: no cluster could be reached or started: {message.splitlines()[-1]}")
     logging.getLogger("ray.data").setLevel(logging.WARNING)
     try:
-        totals = score(given.bundle, given.documents, given.output, given.actors)
+        totals = score(options.bundle, options.documents, options.output, options.actors)
     except (TxlError, RayError, OSError) as error:
         sys.exit(f"error: {str(error).strip().splitlines()[-1]}")
     finally:
-        ray.shutdown()  # which still prints
+        ray.shutdown()  # the shutdown still prints
     print(json.dumps(totals.document(), indent=2))
 
 

@@ -1,4 +1,6 @@
-"""Lets a runner drive this reader by the protocol of conformance/README.md: a JSON object a line in, and one out."""
+"""Lets a test runner drive this reader by the protocol of conformance/README.md: one JSON object per line, in and
+out.
+"""
 
 from __future__ import annotations
 
@@ -21,20 +23,20 @@ SUPPORTS = """
 padding idle cut last fill spill initial reset select snapshot rows limit commit lookahead lockstep grows open
 score greedy draws apart temperature top_k top_p clusters text selftest refusals int8 half old
 """
-# It looks into no graph: it is for bundles that are trusted.
+# "strangers" is missing: this reader checks no graph, and is for trusted bundles.
 OF_A_MODEL = ("open", "encode", "decode", "selftest")
 OF_A_STREAM = ("run", "feed", "score", "generate", "reset", "select", "save", "restore", "take", "put", "state")
 
 
 def to_json(array: Array) -> dict[str, Any]:
-    """Return an array as the protocol has it."""
+    """Return an array as the protocol writes it, e.g. int32 [2] as its dtype, its shape and its values."""
     names = {dtype: name for name, dtype in TYPES.items()}
     data = base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
     return {"dtype": names[array.dtype], "shape": list(array.shape), "data": data}
 
 
 def from_json(array: dict[str, Any]) -> Array:
-    """Return the array of an object of the protocol."""
+    """Return the array that the protocol wrote as an object; the inverse of `to_json`, e.g. int32 [2]."""
     return np.frombuffer(base64.b64decode(array["data"], validate=True), TYPES[array["dtype"]]).reshape(array["shape"])
 
 
@@ -47,7 +49,7 @@ class Driver:
     opened = False
 
     def hello(self, r: Request) -> Reply:
-        """Say who this is."""
+        """Return this reader's name and abilities."""
         return {
             "name": "reader.py",
             "version": "1.0",
@@ -95,37 +97,37 @@ class Driver:
         return {"tokens": to_json(tokens), "logprobs": to_json(logprobs)}
 
     def reset(self, r: Request) -> Reply:
-        """Make sequences new."""
+        """Reset sequences to their first state."""
         self.stream.reset(r.get("rows"))
         return {}
 
     def select(self, r: Request) -> Reply:
-        """Let sequences change places."""
+        """Reorder sequences."""
         self.stream.select(r["rows"])
         return {}
 
     def save(self, r: Request) -> Reply:
-        """Save all sequences or, of `take`, one."""
+        """Save all sequences or, with `take`, one."""
         return {"bytes": base64.b64encode(self.stream.save([r["row"]] if "row" in r else None)).decode()}
 
     def restore(self, r: Request) -> Reply:
-        """Restore all sequences or, of `put`, one."""
+        """Restore all sequences or, with `put`, one."""
         self.stream.restore(base64.b64decode(r["bytes"], validate=True), [r["row"]] if "row" in r else None)
         return {}
 
     take, put = save, restore
 
     def state(self, r: Request) -> Reply:
-        """Show the state."""
-        found = {name: to_json(array) for name, array in self.stream.table().items()}
-        return {"states": found, "fill": self.stream.fill[: self.stream.b].tolist()}
+        """Return the state."""
+        arrays = {name: to_json(array) for name, array in self.stream.table().items()}
+        return {"states": arrays, "fill": self.stream.fill[: self.stream.b].tolist()}
 
     def encode(self, r: Request) -> Reply:
-        """Make tokens of a text."""
+        """Return the tokens of a text."""
         return {"tokens": to_json(np.array(encode(vocabulary_of(self.model), base64.b64decode(r["bytes"])), np.int32))}
 
     def decode(self, r: Request) -> Reply:
-        """Make a text of tokens."""
+        """Return the text of tokens."""
         text = decode(vocabulary_of(self.model), from_json(r["tokens"]).tolist())
         return {"bytes": base64.b64encode(text).decode()}
 
@@ -134,7 +136,7 @@ class Driver:
         return {"passed": all(worst <= limit for worst, limit in self_test(self.model, self.rule).values())}
 
     def answer(self, request: Request) -> Reply:
-        """Answer a request, or say why not, and whose fault it is."""
+        """Answer a request, or return an error: its text, and whose fault it is."""
         do = request["do"]
         try:
             need(do in ("hello", "load", *OF_A_MODEL, *OF_A_STREAM), f"{do!r} is not known here.", "unsupported")

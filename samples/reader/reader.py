@@ -37,11 +37,11 @@ DEFAULTS: dict[str, Table] = {
 
 
 class RefusedError(ValueError):
-    """Has a sentence that says what is refused, and why: "bundle", "usage", "backend" or "unsupported"."""
+    """A refusal with a kind ("bundle", "usage", "backend" or "unsupported") and a sentence with the reason."""
 
 
 def need(condition: Any, sentence: str, kind: str = "usage") -> None:
-    """Refuse with a sentence unless a condition holds."""
+    """Raise RefusedError with a sentence unless a condition holds."""
     if not condition:
         raise RefusedError(sentence, kind)
 
@@ -56,7 +56,7 @@ class Bundle:
         trusted = manifest_sha256 in (None, hashlib.sha256(data).hexdigest()) and len(data) <= 16 << 20
         need(trusted, "manifest.json is too large, or not the trusted one.", "bundle")
         m = self.manifest = json.loads(data.decode())
-        json.dumps(m, ensure_ascii=False).encode()  # which fails for half a character
+        json.dumps(m, ensure_ascii=False).encode()  # fails for a lone half of a surrogate pair
         version = str(m["format_version"])
         need(m["format"] == "txl-deploy.bundle", f"{m['format']!r} is not the format of bundles.", "bundle")
         need(re.fullmatch(r"2(\.\d+)?", version), f"Format {version} is not 2.x.", "bundle")
@@ -80,15 +80,15 @@ class Bundle:
             need(same, f"{name!r} has another size or hash than is listed.", "bundle")
 
     def _check(self) -> None:
-        """Refuse tables by which this reader would go wrong."""
+        """Refuse tables that this reader would compute wrongly."""
         m, most = self.manifest, self.counters.get("fill", {}).get("most")
         lengths = {p["segment_length"] for p in self.steps}
         of_rule = {(p["update"], p["kind"], p["segment_length"]) for p in self.steps}
         names = [(t, row["name"], row["update"] if t == "states" else "") for t in DEFAULTS for row in m[t]]
-        given, rings = [*m["inputs"], *m["outputs"]], [s for s in m["states"] if s["update"] == "ring"]
+        ports, rings = [*m["inputs"], *m["outputs"]], [s for s in m["states"] if s["update"] == "ring"]
         shared = [s for s in m["states"] if s["batch_axis"] is None]
-        places = all(row["shape"][0] == "B" and "L" not in row["shape"][2:] for row in given)
-        types = {row["dtype"] for row in given + m["states"]}
+        places = all(row["shape"][0] == "B" and "L" not in row["shape"][2:] for row in ports)
+        types = {row["dtype"] for row in ports + m["states"]}
         need(places and types <= TYPES.keys(), "This reader lacks a type, or an order of axes.", "unsupported")
         rules = {
             "a file is not listed": self.used <= m["files"].keys(),
@@ -125,7 +125,7 @@ class Bundle:
         return [sizes.get(size, size) for size in row["shape"]]
 
     def session(self, program: Table) -> ort.InferenceSession:
-        """Return the session of a program's graph, which names the file of its weights itself."""
+        """Return the session of a program's graph; the graph names its weight file itself."""
         name = program["file"]
         if name not in self.sessions:
             version = [int(part) for part in ort.__version__.split(".")[:2]]
@@ -141,7 +141,7 @@ class Bundle:
         return self.sessions[name]
 
     def softmax(self, hidden: Array) -> Array:
-        """Make the log-probabilities of rows [rows, F] from the softmax's parts (§ 6)."""
+        """Compute log-probabilities of rows [rows, F] with the softmax's programs (§ 6), e.g. [3, 64] → [3, 256]."""
         parts, output = {}, self.outputs[self.logprobs]
         for p in self.manifest["programs"]:
             if p["kind"] == "head" or p["kind"].startswith("tail."):
@@ -152,13 +152,13 @@ class Bundle:
         return np.concatenate(words, axis=1)
 
     def rule(self, update: str | None = None) -> str:
-        """Return a rule if there are programs of it; without one the first there are of ring, rolled and replace."""
+        """Return the given rule if it has programs; without one, the first of ring, rolled and replace that has."""
         need(update is None or update in self.rules, f"This bundle has no programs of rule {update!r}.")
         return update or min(self.rules, key=["ring", "rolled", "replace"].index)
 
 
 def derive(m: Table) -> None:
-    """Fill in a manifest's missing fields: the schema's defaults, and what format 2.0 did not say (§ 10)."""
+    """Fill in a manifest's missing fields: the schema's defaults, and fields that format 2.0 lacked (§ 10)."""
     for table, defaults in DEFAULTS.items():
         m[table] = [{**defaults, **row} for row in m[table]]
     m.setdefault("vocabulary", None)
@@ -168,7 +168,7 @@ def derive(m: Table) -> None:
         s.setdefault("spill", s["shape"][s["row_axis"]] - s["slots"] if s in rings else 0)
         s.setdefault("in_place", s["update"] == "ring")
         s["memory"] = s["update"] != "replace"
-    for s in m["states"]:  # a state's name in snapshots
+    for s in m["states"]:  # the state's name in snapshots
         s["label"] = s["name"] if s["memory"] or not any(t["memory"] for t in m["states"]) else "whole/" + s["name"]
     counters = {
         "fill": {**m.get("counters", {}).get("fill", {}), "over": "stay"},
@@ -182,14 +182,16 @@ def derive(m: Table) -> None:
 
 
 def only_counted(row: Table, array: Array, counts: Array) -> Array:
-    """Return an input or output with zeros where nothing counts (§ 4)."""
+    """Return an input or output with zeros at positions that do not count (§ 4): with counts [5, 3], from 3 on in row
+    1.
+    """
     ends = np.where(counts > 0, counts + row.get("lookahead", 0), 0)
     mask = np.arange(array.shape[1]) < ends[:, None] if "L" in row["shape"] else ends > 0
     return np.where(mask.reshape(mask.shape + (1,) * (array.ndim - mask.ndim)), array, array.dtype.type(0))
 
 
 class Stream:
-    """b sequences and their states. The arrays have room for B; what stands behind b means nothing."""
+    """b sequences and their states. The arrays have room for B sequences; entries from b on have no meaning."""
 
     def __init__(self, bundle: Bundle, b: int, rule: str | None = None, limit: int | None = None) -> None:
         """Start b sequences, which keep and see `limit` memory rows at most."""
@@ -216,7 +218,7 @@ class Stream:
     # States: `_fresh` and `state` give tensors as snapshots have them, `_put` takes them; the rest is made of these.
 
     def _form(self, s: Table, n: int, rows: int) -> list[int]:
-        """Return a state's shape in snapshots, for n sequences with `rows` rows of memory, or of a growing state."""
+        """Return a state's shape in snapshots, for n sequences with `rows` rows of memory or of a growing state."""
         if s["memory"]:
             return [n, rows, *np.delete(s["shape"], [s["batch_axis"], s["row_axis"]]).tolist()]
         sizes = {s["row_axis"]: rows, s["batch_axis"]: n} if s["rows"] else {s["batch_axis"]: n}
@@ -224,7 +226,7 @@ class Stream:
 
     def _fresh(self, n: int) -> Arrays:
         """Return the state of n new sequences."""
-        found = {"fill": np.full(n, self.start, np.int32), "head": np.zeros(n, np.int32)} if self.memory else {}
+        state = {"fill": np.full(n, self.start, np.int32), "head": np.zeros(n, np.int32)} if self.memory else {}
         for s in self.states:
             value, batch = np.asarray(s["initial"] or 0), 0 if s["memory"] else s["batch_axis"]
             if isinstance(s["initial"], str):
@@ -234,46 +236,52 @@ class Stream:
             part = [size for axis, size in enumerate(form) if axis != batch]
             value = np.broadcast_to(value.astype(TYPES[s["dtype"]]), part)
             if not s["absent"]:
-                found[s["label"]] = value.copy() if batch is None else np.stack([value] * n, batch)
-        return found
+                state[s["label"]] = value.copy() if batch is None else np.stack([value] * n, batch)
+        return state
 
     def state(self, rows: Sequence[int] | None = None) -> Arrays:
-        """Return the state of some sequences, or all, as snapshots have it: memory rows stand last."""
+        """Return the state of some sequences, or all, as snapshots have it: memory rows stand last.
+
+        For example, {"layers.00.hidden": [2, 16, 32]}.
+        """
         rows = self._sequences(rows)
-        found = {"fill": self.fill[rows], "head": self.head[rows]} if self.memory else {}
+        state = {"fill": self.fill[rows], "head": self.head[rows]} if self.memory else {}
         for s in self.states:
             array = self.array.get(s["input"])
             if s["memory"]:
                 form = self._form(s, len(rows), self.fill[rows].max(initial=0))
-                kept = found[s["name"]] = np.zeros(form, np.float32)
+                memory = state[s["name"]] = np.zeros(form, np.float32)
                 for n, i in enumerate(rows):
-                    kept[n, form[1] - self.fill[i] :] = self._front(s)[i, self._places(i)]
+                    memory[n, form[1] - self.fill[i] :] = self._front(s)[i, self._places(i)]
             elif array is not None:
-                found[s["label"]] = array.copy() if s["batch_axis"] is None else array.take(rows, s["batch_axis"])
-        return found
+                state[s["label"]] = array.copy() if s["batch_axis"] is None else array.take(rows, s["batch_axis"])
+        return state
 
     def table(self) -> Arrays:
-        """Return the state by the table's names and axes, of b sequences: memory in float32, with M rows (§ 5)."""
-        found, tensors = self.state(), {}
+        """Return the state by the table's names and axes, of b sequences: memory in float32, with M rows (§ 5).
+
+        For example, {"layers.00.hidden": [2, 16, 32]}.
+        """
+        state, tensors = self.state(), {}
         for s in self.states:
-            if s["label"] in found:
-                value = tensors[s["name"]] = found[s["label"]]
+            if s["label"] in state:
+                value = tensors[s["name"]] = state[s["label"]]
                 if s["memory"]:
                     absent = self.M - value.shape[1]
                     value = np.pad(value, [(0, 0), (absent, 0)] + [(0, 0)] * (value.ndim - 2))
                     tensors[s["name"]] = np.moveaxis(value, (0, 1), (s["batch_axis"], s["row_axis"]))
         return tensors
 
-    def _put(self, rows: Sequence[int], found: Arrays) -> None:
-        """Let some sequences have a state."""
+    def _put(self, rows: Sequence[int], state: Arrays) -> None:
+        """Set the state of some sequences."""
         if self.memory:
-            self.fill[rows], self.head[rows] = np.minimum(found["fill"], self.most), found["head"] % self.R
+            self.fill[rows], self.head[rows] = np.minimum(state["fill"], self.most), state["head"] % self.R
         for s in self.states:
-            value = found.get(s["label"])
+            value = state.get(s["label"])
             if s["memory"]:
-                kept = found[s["label"]]
+                memory = state[s["label"]]
                 for n, i in enumerate(rows):
-                    self._front(s)[i, self._places(i)] = kept[n, kept.shape[1] - self.fill[i] :]
+                    self._front(s)[i, self._places(i)] = memory[n, memory.shape[1] - self.fill[i] :]
             elif value is None:
                 self.array.pop(s["input"], None)
             elif s["batch_axis"] is None:
@@ -285,32 +293,34 @@ class Stream:
                 np.moveaxis(self.array[s["input"]], s["batch_axis"], 0)[rows] = np.moveaxis(value, s["batch_axis"], 0)
 
     def _front(self, s: Table) -> Array:
-        """Return a view of a memory's array with the sequences in front, and then the rows."""
+        """Return a view of a memory's array with the axis of sequences first, then that of rows."""
         return np.moveaxis(self.array[s["input"]], (s["batch_axis"], s["row_axis"]), (0, 1))
 
     def _places(self, i: int) -> Array:
-        """Return where the memory rows of sequence i stand, the oldest first (§ 4)."""
+        """Return the places of sequence i's memory rows, the oldest first (§ 4)."""
         ring = np.arange(self.head[i] - self.fill[i], self.head[i]) % self.R
         return ring if self.rule == "ring" else np.arange(self.M - self.fill[i], self.M)
 
     def _sequences(self, rows: Sequence[int] | None, alone: bool = True) -> list[int]:
-        """Return sequences that were named, or all; unless they may be taken `alone`, lockstep wants all or none."""
+        """Return the given sequences, or all; in lockstep only all or none, unless single ones are allowed with
+        `alone`.
+        """
         rows = list(range(self.b)) if rows is None else list(rows)
         need(set(rows) <= set(range(self.b)), f"There are no such sequences: {rows}.")
         need(alone or not rows or len(set(rows)) == self.b or not self.bundle.lockstep, "Lockstep has all or none.")
         return rows
 
     def reset(self, rows: Sequence[int] | None = None) -> None:
-        """Make some sequences new, or all."""
+        """Reset some sequences, or all."""
         rows = self._sequences(rows, alone=False)
         if rows:
             self._put(rows, self._fresh(len(rows)))
 
     def select(self, rows: Sequence[int]) -> None:
         """Let sequence i become what sequence rows[i] was; the stream then has len(rows) sequences."""
-        found = self.state(rows)
+        state = self.state(rows)
         self._resize(len(rows))
-        self._put(range(self.b), found)
+        self._put(range(self.b), state)
 
     def _metadata(self, n: int) -> dict[str, str]:
         """Return the metadata of a snapshot of n sequences."""
@@ -324,38 +334,38 @@ class Stream:
         return save({n: np.ascontiguousarray(v) for n, v in self.state(rows).items()}, self._metadata(len(rows)))
 
     def restore(self, snapshot: bytes, rows: Sequence[int] | None = None) -> None:
-        """Let some sequences, or all, have the state of a snapshot; one that does not fit changes nothing."""
+        """Give some sequences, or all, the state of a snapshot; a snapshot that does not fit changes nothing."""
         rows = self._sequences(rows, alone=False)
-        found, header = load(snapshot), json.loads(snapshot[8 : 8 + int.from_bytes(snapshot[:8], "little")])
+        state, header = load(snapshot), json.loads(snapshot[8 : 8 + int.from_bytes(snapshot[:8], "little")])
         fits = self._metadata(len(rows)).items() <= header.get("__metadata__", {}).items()
         need(fits, "The snapshot is of another model or number of sequences.")
         wanted, most = {}, 0
         if self.memory:
-            found.setdefault("head", np.zeros(len(rows), np.int32))
+            state.setdefault("head", np.zeros(len(rows), np.int32))
             wanted = {"fill": (TYPES["int32"], [len(rows)]), "head": (TYPES["int32"], [len(rows)])}
-            fill = found.get("fill", np.zeros(1))
+            fill = state.get("fill", np.zeros(1))
             most = int(fill.max(initial=0))
             need(most <= self.M and (fill >= 0).all(), "The snapshot's fill is not within the memory.")
         for s in self.states:
-            there, size = found.get(s["label"]), most
+            there, size = state.get(s["label"]), most
             if s["rows"] and there is not None and there.ndim == len(s["shape"]):
                 size = int(np.clip(there.shape[s["row_axis"]], *s["rows"]))
             if there is not None or not s["absent"]:
                 dtype = TYPES["float32" if s["memory"] else s["dtype"]]
                 wanted[s["label"]] = dtype, self._form(s, len(rows), size)
-        forms = {name: (value.dtype, list(value.shape)) for name, value in found.items()}
+        forms = {name: (value.dtype, list(value.shape)) for name, value in state.items()}
         wrong = sorted(name for name in {*wanted, *forms} if wanted.get(name) != forms.get(name))
         need(not wrong, f"The snapshot's tensors {wrong} are missing, unknown, or of another type or shape.")
-        self._put(rows, found)
+        self._put(rows, state)
 
     def _checked(self, inputs: Arrays, counts: Counts) -> tuple[Arrays, int, Array]:
-        """Return the inputs with zeros where nothing counts, T, and the counts (None: all T)."""
-        given, b = self.bundle.given, self.b
-        need(inputs.keys() == given.keys(), f"The inputs are {list(given)}, not {list(inputs)}.")
+        """Return the inputs with zeros at positions that do not count, T, and the counts (None: all T)."""
+        entries, b = self.bundle.given, self.b
+        need(inputs.keys() == entries.keys(), f"The inputs are {list(entries)}, not {list(inputs)}.")
         length = next(
             (
                 inputs[name].shape[row["shape"].index("L")] - row["lookahead"]
-                for name, row in given.items()
+                for name, row in entries.items()
                 if "L" in row["shape"]
             ),
             1,
@@ -363,7 +373,7 @@ class Stream:
         ends = np.full(b, length) if counts is None else np.asarray(counts)
         need(ends.shape == (b,) and ((ends >= 0) & (ends <= length)).all(), f"The counts are not {b} of 0 ... T.")
         arrays = {}
-        for name, row in given.items():
+        for name, row in entries.items():
             form = TYPES[row["dtype"]], tuple(self.bundle.shape(row, length, b))
             need((inputs[name].dtype, inputs[name].shape) == form, f"{name!r} is not of type and shape {form}.")
             array = arrays[name] = only_counted(row, inputs[name], ends)
@@ -372,7 +382,7 @@ class Stream:
         return arrays, length, ends
 
     def _allowed(self, length: int, counts: Array) -> None:
-        """Refuse a segment that this bundle does not run."""
+        """Refuse a segment that this bundle cannot run."""
         lengths = [p["segment_length"] for p in self.programs]
         fits = length in lengths if self.bundle.exact else 1 <= length <= lengths[-1]
         need(fits, f"There are no segments of {length} positions.")
@@ -380,7 +390,7 @@ class Stream:
         need(not self.bundle.lockstep or counts.all() or not counts.any(), "In lockstep all sequences run, or none.")
 
     def _takes(self, program: Table) -> bool:
-        """Tell whether a program takes the states as they are (§ 4, replace)."""
+        """Return True if a program accepts the present states (§ 4, replace)."""
         listed = {t["name"]: t["shape"] for t in program["inputs"]}
         for s in self.states:
             sizes, there = listed.get(s["input"]), self.array.get(s["input"], np.zeros(0))
@@ -391,13 +401,16 @@ class Stream:
         return True
 
     def run(self, inputs: Arrays, counts: Counts = None, commit: bool = True) -> Arrays:
-        """Run a segment (§ 4): inputs by name, of T + lookahead positions, of which `counts` count (None: T)."""
+        """Run a segment (§ 4): inputs by name, of T + lookahead positions, of which `counts` count (None: T).
+
+        For example, {"ids": [2, 5]} with counts [5, 3].
+        """
         arrays, length, checked = self._checked(inputs, counts)
         self._allowed(length, checked)
         return self._step(arrays, length, checked, commit)
 
     def _step(self, arrays: Arrays, length: int, counts: Array, commit: bool) -> Arrays:
-        """Run a segment that is allowed."""
+        """Run a segment that was checked."""
         bundle, B, kind = self.bundle, self.bundle.B, self.bundle.rules[self.rule]
         wanted = {name: row for name, row in bundle.outputs.items() if kind == "step" or name == bundle.logprobs}
         shapes = {name: bundle.shape(row, length, self.b) for name, row in wanted.items()}
@@ -428,7 +441,7 @@ class Stream:
         return {name: only_counted(row, cut[name], counts) for name, row in wanted.items()}
 
     def _call(self, program: Table, feeds: Arrays) -> Arrays:
-        """Run a graph; return its outputs but those that it wrote in place."""
+        """Run a graph; return its outputs except those that it wrote in place."""
         session = self.bundle.session(program)
         binding = session.io_binding()
         values = {t["name"]: ort.OrtValue.ortvalue_from_numpy(feeds[t["name"]]) for t in program["inputs"]}
@@ -444,7 +457,7 @@ class Stream:
         return {name: value.numpy() for name, value in zip(new, binding.get_outputs()[len(in_place) :], strict=False)}
 
     def _count(self, valid: Array) -> None:
-        """Move the counters on, and copy the rows that a ring's step wrote behind its slots to the first ones."""
+        """Advance the counters, and copy rows that a ring's step wrote beyond its slots to the first slots."""
         self.fill = np.minimum(self.fill + valid, self.most)
         self.head = self.head + valid if self.rule == "ring" else self.head
         for i in np.flatnonzero(self.head >= self.R):
@@ -454,7 +467,10 @@ class Stream:
                 rows[: self.head[i]] = rows[self.R : self.R + self.head[i]]
 
     def feed(self, inputs: Arrays, counts: Counts = None, last: bool = False) -> Arrays:
-        """Run any number of positions, segment by segment (§ 5); `last` gives each sequence's last one that counts."""
+        """Run any number of positions, segment by segment (§ 5); `last` gives each sequence's last one that counts.
+
+        For example, {"ids": [2, 100]} in segments of 64 and 36.
+        """
         arrays, total, ends = self._checked(inputs, counts)
         sizes, cuts, at = [p["segment_length"] for p in reversed(self.programs)], [], 0
         while at < ends.max():

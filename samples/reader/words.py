@@ -1,4 +1,4 @@
-"""Text in and out for a reader of bundles, and the replay of stored vectors; "§" are the page's sections."""
+"""Text in and out for the reader of bundles, and the replay of stored vectors; "§" are sections of bundle-format.md."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from safetensors.numpy import load
 
 
 def _text(stream: Stream, tokens: Array, counts: Counts) -> tuple[str, Array, Array]:
-    """Return the name of the tokens, and tokens [b, T] and their counts as arrays."""
+    """Return the name of the token input, and tokens [b, T] and their counts as arrays."""
     (name, row), *others = stream.bundle.given.items()
     need(row["role"] == "tokens" and not others and stream.bundle.logprobs, "This is no model of tokens alone.")
     tokens = np.asarray(tokens, np.int32)
@@ -25,13 +25,15 @@ def _text(stream: Stream, tokens: Array, counts: Counts) -> tuple[str, Array, Ar
 
 
 def score(stream: Stream, tokens: Array, counts: Counts = None) -> Array:
-    """Return -log p [b, T - 1] of each token but the first, after those before it; 0 where nothing counts."""
+    """Return -log p, [b, T - 1], of each token but the first, given those before it; 0 at positions that do not
+    count.
+    """
     name, tokens, ends = _text(stream, tokens, counts)
     inside = np.arange(1, tokens.shape[1]) < ends[:, None]
     targets = np.where(inside, tokens[:, 1:], 0)
     need(((targets >= 0) & (targets < stream.bundle.given[name]["vocab"])).all(), "A target is not 0 ... V - 1.")
-    found = stream.feed({name: tokens[:, :-1]}, np.maximum(ends - 1, 0))[stream.bundle.logprobs]
-    return np.where(inside, -np.take_along_axis(found, targets[..., None], axis=2)[..., 0], np.float32(0))
+    logprobs = stream.feed({name: tokens[:, :-1]}, np.maximum(ends - 1, 0))[stream.bundle.logprobs]
+    return np.where(inside, -np.take_along_axis(logprobs, targets[..., None], axis=2)[..., 0], np.float32(0))
 
 
 def generate(
@@ -44,7 +46,10 @@ def generate(
     top_p: float | None = None,
     seed: int = 0,
 ) -> tuple[Array, Array]:
-    """Feed prompts, and draw after each; return tokens and their log-probabilities, [count, b]."""
+    """Feed prompts, and draw after each; return tokens and their log-probabilities, [count, b].
+
+    For example, tokens [2, 5] and count 10 give [10, 2] twice.
+    """
     name, tokens, ends = _text(stream, tokens, counts)
     need((ends > 0).all() and count > 0, "Every sequence needs a prompt to draw after, and a token to draw.")
     need(temperature >= 0 and (top_k is None or top_k > 0), "A temperature or top_k is too small.")
@@ -63,7 +68,10 @@ def generate(
 def draw(
     logprobs: Array, numbers: np.random.Generator, temperature: float, top_k: int | None, top_p: float | None
 ) -> int:
-    """Draw a token from the log-probabilities of one row, in float64 (§ 7)."""
+    """Draw a token from the log-probabilities of one row, in float64 (§ 7).
+
+    For example, 1 for the log-probabilities of [0.1, 0.9] with `top_k` 1.
+    """
     p = np.asarray(logprobs, np.float64)
     need(not np.isnan(p).any(), "There are NaN among the log-probabilities.", "backend")
     if temperature == 0:
@@ -78,10 +86,10 @@ def draw(
 
 
 def vocabulary_of(bundle: Bundle) -> Table:
-    """Return the table that `encode` and `decode` take."""
+    """Return the table that `encode` and `decode` need."""
     need(bundle.manifest["vocabulary"], "This bundle has no vocabulary.")
-    found: Table = json.loads((bundle.folder / bundle.manifest["vocabulary"]).read_bytes())
-    return found
+    vocabulary: Table = json.loads((bundle.folder / bundle.manifest["vocabulary"]).read_bytes())
+    return vocabulary
 
 
 def encode(vocabulary: Table, text: bytes) -> list[int]:
@@ -112,12 +120,12 @@ def decode(vocabulary: Table, ids: Sequence[int]) -> bytes:
 
 
 def self_test(bundle: Bundle, rule: str | None = None) -> dict[str, tuple[float, float]]:
-    """Replay the stored vectors (§ 9); return of each tensor the largest difference and the one that is allowed."""
+    """Replay the stored vectors (§ 9); return for each tensor the largest difference and the allowed one."""
     need(bundle.manifest["selftest"], "This bundle has no stored vectors.")
     path = bundle.folder / bundle.manifest["selftest"]
     v = dict(np.load(path)) if path.suffix == ".npz" else load(path.read_bytes())
     name, (steps, B) = bundle.logprobs, v["counts"].shape
-    if "tokens" in v:  # a Transformer-XL's vectors, made as the others are
+    if "tokens" in v:  # a Transformer-XL's vectors, converted to the general form
         v[f"input/{next(iter(bundle.given))}"] = v["tokens"]
         place = v["positions"][..., None] * bundle.outputs[name]["shape"][-1] + v["columns"]
         v |= {f"place/{name}": place.reshape(steps, B, -1), f"output/{name}": v["logprobs"].reshape(steps, B, -1)}
@@ -130,12 +138,12 @@ def self_test(bundle: Bundle, rule: str | None = None) -> dict[str, tuple[float,
             most[side] = max(most[side], sizes.max(initial=0))
     need(bool(((reached >= 0) & (reached <= most)).all()), "What these vectors reached is no difference.")
     limits = (1e-4 + 2 * reached).tolist()
-    found: dict[str, tuple[float, float]] = {}
+    errors: dict[str, tuple[float, float]] = {}
 
     def compare(name: str, got: Array, want: Array, limit: float, scale: float | None = None) -> None:
         """Keep the largest difference of a tensor, relative to its largest value or to a scale."""
         worst = np.abs(got.astype(np.float64) - want).max() / (scale or max(1.0, np.abs(want).max()))
-        found[name] = max(found.get(name, (0.0, 0.0))[0], float(worst)), limit if want.dtype.kind == "f" else 0.0
+        errors[name] = max(errors.get(name, (0.0, 0.0))[0], float(worst)), limit if want.dtype.kind == "f" else 0.0
 
     stream = Stream(bundle, B, rule)
     for step, length in enumerate(v["length"]):
@@ -157,7 +165,7 @@ def self_test(bundle: Bundle, rule: str | None = None) -> dict[str, tuple[float,
             need(list(parts.shape[1:]) == v[f"state_shape/{n}"].tolist(), f"State {n!r} has not the stored shape.")
             place = np.broadcast_to(v[f"state_place/{n}"], v[f"state/{n}"].shape)
             compare(n, np.take_along_axis(parts.reshape(B, -1), place, axis=1), v[f"state/{n}"], limits[1])
-    return found
+    return errors
 
 
 if __name__ == "__main__":

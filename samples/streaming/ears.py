@@ -1,4 +1,4 @@
-"""A buffer before a bundle that reads segments of frames with what lies ahead of them. Copy it: it knows no model."""
+"""A buffer in front of a bundle that reads segments of frames and some frames ahead. Copy it: it knows no model."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ Array: TypeAlias = np.ndarray[Any, Any]
 class Ears:
     """Several streams that begin and end when they like, in chunks of any size.
 
-    Each has a buffer of the frames that are still needed. As soon as one holds a segment and what lies ahead of it,
-    that segment runs, together with those of all other streams that hold one; the rest of the batch is idle.
+    Each has a buffer of the frames that are still needed. When a buffer holds a segment and the frames ahead of it,
+    that segment runs, together with those of all other streams that are ready; the rest of the batch is idle.
 
     Attributes:
-        model, stream: what listens.
-        input, output: names, of frames and of what comes back for each.
-        segment, ahead: frames of a segment, and those behind it that a step sees.
-        waiting: of each stream, frames that came and have no result yet.
+        model, stream: the bundle's model, and its stream.
+        input, output: the names of the input of frames and of the output with a result per frame.
+        segment, ahead: number of frames of a segment, and of frames after it that a step also reads.
+        waiting: for each stream, the frames that have no result yet.
     """
 
     def __init__(self, model: txl_runtime.Model) -> None:
         manifest = model.manifest
         inputs = manifest.given
         outputs = manifest.outputs
-        told = [(entry.name, entry.shape) for entry in inputs] + [(entry.name, entry.shape) for entry in outputs]
-        if [shape[:2] for _, shape in told] != [("B", "L")] * 2 or not manifest.can.run_apart:
-            has = ", ".join(f"{name} {list(shape)}" for name, shape in told)
+        ports = [(entry.name, entry.shape) for entry in inputs] + [(entry.name, entry.shape) for entry in outputs]
+        if [shape[:2] for _, shape in ports] != [("B", "L")] * 2 or not manifest.can.run_apart:
+            has = ", ".join(f"{name} {list(shape)}" for name, shape in ports)
             raise UsageError(
                 f"this bundle has {has} and {manifest.streams} streams, expected one input and one output [B, L, …] "
                 "and independent ones; write a buffer of your own around Stream.run"
@@ -44,12 +44,14 @@ class Ears:
         self.waiting = [self.none] * model.batch_size
 
     def hear(self, chunks: Mapping[int, Array], ended: Collection[int] = ()) -> dict[int, Array]:
-        """Results of all frames for which enough has been heard.
+        """Return the results of all frames for which enough sound has arrived, by stream.
+
+        For example, chunks {0: [3, 40]} may give {0: [2]}: the third frame waits for what follows it.
 
         Args:
             chunks: by stream, [T, …] with any T.
-            ended: streams whose last chunk this is. Silence stands for what would lie ahead, all their frames get their
-                results, and the stream begins anew with the next chunk.
+            ended: streams whose last chunk this is. Silence takes the place of what would follow, so that each of
+                their frames gets its result.
         """
         for row, chunk in chunks.items():
             if chunk.shape[1:] != self.none.shape[1:]:
@@ -59,7 +61,7 @@ class Ears:
         owed = [len(frames) for frames in self.waiting]
         for row in ended:
             self.waiting[row] = self.flushed(self.waiting[row])
-        found: dict[int, list[Array]] = {row: [] for row in {*chunks, *ended}}
+        pieces: dict[int, list[Array]] = {row: [] for row in {*chunks, *ended}}
         seen = self.segment + self.ahead
         while ready := [row for row, frames in enumerate(self.waiting) if len(frames) >= seen]:
             windows = np.zeros((len(self.waiting), seen, *self.none.shape[1:]), self.none.dtype)
@@ -68,15 +70,18 @@ class Ears:
                 windows[row], lengths[row] = self.waiting[row][:seen], self.segment
             results = self.stream.run({self.input: windows}, lengths)[self.output]
             for row in ready:
-                found[row].append(results[row, : owed[row]])
+                pieces[row].append(results[row, : owed[row]])
                 self.waiting[row] = self.waiting[row][self.segment :]
                 owed[row] -= min(self.segment, owed[row])
         for row in ended:
             self.stream.reset([row])
             self.waiting[row] = self.none
-        return {row: np.concatenate([self.nothing, *parts]) for row, parts in found.items()}
+        return {row: np.concatenate([self.nothing, *parts]) for row, parts in pieces.items()}
 
     def flushed(self, frames: Array) -> Array:
-        """Frames and silence after them: what the last segment lacks, and what lies ahead of it."""
+        """Append silence to frames: enough to complete the last segment and the frames ahead of it.
+
+        For example, with segments of 8 and 4 frames ahead, [10, 40] becomes [20, 40].
+        """
         silence = np.zeros((-len(frames) % self.segment + self.ahead, *frames.shape[1:]), frames.dtype)
         return np.concatenate([frames, silence])

@@ -1,4 +1,4 @@
-"""Lets a bundle listen to several streams at once, without torch, and says what it found.
+"""Lets a bundle listen to several streams at once, without torch, and prints the results.
 
 python samples/streaming/listen.py tone.txl
 """
@@ -16,30 +16,34 @@ from tones import FRAME, agreement, simulate
 from txl_runtime import TxlError
 
 ROUNDING = 1e-5
-"""The largest difference of two results by rounding: logits are some tens, of which float32 has 1e-6."""
+"""Maximum difference of two results by rounding: logits are up to some tens, which float32 rounds by about 1e-6."""
 
 
 def whole(ears: Ears, frames: Array, ahead: bool = True, past: bool = True) -> Array:
-    """Results of one utterance that is there from the beginning to the end; if asked, blind or forgetful."""
-    stream, padded, found = ears.model.stream(1), ears.flushed(frames)[None], []
+    """Return the results of one utterance [T, …] that is complete; without `ahead` or `past` those frames are silenced.
+
+    For example, frames [100, 40] give [100].
+    """
+    stream, padded, pieces = ears.model.stream(1), ears.flushed(frames)[None], []
     if ahead and past:
         return np.asarray(stream.feed({ears.input: padded})[ears.output][0, : len(frames)])
     for first in range(0, len(frames), ears.segment):
         window = padded[:, first : first + ears.segment + ears.ahead].copy()
         window[:, ears.segment :] *= ahead
-        found.append(stream.run({ears.input: window})[ears.output][0])
+        pieces.append(stream.run({ears.input: window})[ears.output][0])
         if not past:
             stream.reset()
-    return np.concatenate(found)[: len(frames)]
+    return np.concatenate(pieces)[: len(frames)]
 
 
 def listen(bundle: str, utterances: int = 12, seed: int = 1) -> bool:
-    """Several streams at once: chunks of odd sizes, beginnings and ends at different times. See `report`."""
+    """Run several streams at once: chunks of odd sizes that begin and end at different times. See `report`."""
     ears, random = Ears(txl_runtime.load(bundle)), np.random.default_rng(seed)
     left = list(range(utterances))
-    speaking: dict[int, tuple[int, int]] = {}  # by stream: which utterance, and how much of it came
+    # by stream: index of its utterance, and the number of frames that have arrived
+    speaking: dict[int, tuple[int, int]] = {}
     sounds = [simulate(int(random.integers(120, 240)), seed=index) for index in range(utterances)]
-    heard: list[list[Array]] = [[] for _ in sounds]
+    results: list[list[Array]] = [[] for _ in sounds]
     took = []
     while left or speaking:
         for row in range(ears.model.batch_size):
@@ -55,18 +59,18 @@ def listen(bundle: str, utterances: int = 12, seed: int = 1) -> bool:
         scores = ears.hear(chunks, ended)
         took.append(time.perf_counter() - started)
         for row, (index, place) in list(speaking.items()):
-            heard[index].append(scores[row])
+            results[index].append(scores[row])
             speaking[row] = (index, place + len(chunks[row]))
             if row in ended:
                 del speaking[row]
-    return report(ears, sounds, [np.concatenate(parts) for parts in heard], np.array(took) * 1e3)
+    return report(ears, sounds, [np.concatenate(parts) for parts in results], np.array(took) * 1e3)
 
 
 def report(ears: Ears, sounds: list[tuple[Array, Array]], heard: list[Array], took: Array) -> bool:
-    """Print the results of the streams, their times, and the results without the frames ahead or behind.
+    """Print the streams' results, their times, and the results without the frames ahead or behind.
 
-    Returns whether the streams' results are those of whole utterances but for rounding: the number of streams that are
-    computed together changes with every chunk, and with it the last bits.
+    Return True if the streams' results equal those of whole utterances except for rounding: the number of streams that
+    are computed together changes with every chunk, which changes the last bits.
     """
     for name, marks in (("tone ", sounds[0][1]), ("found", heard[0] > 0)):
         print(name, "".join(".#"[int(mark)] for mark in marks[:100]))
@@ -78,12 +82,12 @@ def report(ears: Ears, sounds: list[tuple[Array, Array]], heard: list[Array], to
     first, last = (np.median(part) for part in (took[: len(took) // 4], took[-len(took) // 4 :]))
     print(f"a chunk: {middle:.2f} ms, 99 % below {worst:.2f} ms; at first {first:.2f}, in the end {last:.2f} ms")
     print(f"a frame waits for at most {(ears.segment + ears.ahead - 1) * FRAME} ms of sound that comes after it")
-    for name, found in (
+    for name, result in (
         ("found", heard),
         ("silence in place of what lies ahead, unlike in training", [whole(ears, it, ahead=False) for it, _ in sounds]),
         ("without the past", [whole(ears, it, past=False) for it, _ in sounds]),
     ):
-        print(f"{name}: {agreement(found, [labels for _, labels in sounds]):.0%}")
+        print(f"{name}: {agreement(result, [labels for _, labels in sounds]):.0%}")
     return apart <= ROUNDING
 
 

@@ -28,7 +28,8 @@ UPDATES = 400
 def nearness() -> Tensor:
     """Return the initial bias of attention, [heads, rows + summary, keys]: heads look around, behind and ahead.
 
-    Training goes on from there. Bank and summary have no place in time.
+    For example, the bias of a key 2 frames behind is higher in the head that looks behind. Training changes the bias.
+    Bank and summary have no place in time, so theirs is the same everywhere.
     """
     rows = torch.arange(SEGMENT + AHEAD).float()
     apart = rows[:, None] - torch.cat([torch.arange(-LEFT, 0).float(), rows])
@@ -40,7 +41,7 @@ def nearness() -> Tensor:
 
 
 class Layer(nn.Module):
-    """One row more than there are frames is asked for: their summary, which goes into the next layer's bank."""
+    """Attention with one additional query, whose result is a summary of the frames for the next layer's bank."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +56,10 @@ class Layer(nn.Module):
     def forward(
         self, x: Tensor, bank: Tensor, keys: Tensor, values: Tensor, hidden: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """From frames [B, L + ahead, D], bank [B, rows, D] and the past's keys and values to the same and a summary."""
+        """Run frames [B, L + ahead, D], bank [B, rows, D] and past keys and values; return the same and a summary.
+
+        For example, frames [4, 12, 32].
+        """
         frames = self.norm(x)
         asked = torch.cat([frames, frames[:, :SEGMENT].mean(1, keepdim=True)], 1)
         key, value = self.key_value(torch.cat([bank, frames], 1)).chunk(2, -1)
@@ -66,13 +70,13 @@ class Layer(nn.Module):
         score = torch.where(hidden, -1e4, q @ k.mT * (WIDTH // HEADS) ** -0.5 + self.places)
         mixed = self.mixed((score.softmax(-1) @ v).transpose(1, 2).flatten(2))
         x = x + mixed[:, :-1]
-        now = slice(BANK, BANK + SEGMENT)  # what lies ahead is computed again when it is there
+        now = slice(BANK, BANK + SEGMENT)  # frames ahead are not kept: they are computed again in their own segment
         keys, values = (torch.cat([old, new[:, now]], 1)[:, SEGMENT:] for old, new in ((keys, key), (values, value)))
         return self.last(x + self.wide(x)), mixed[:, -1:].clamp(-10, 10), keys, values
 
 
 class Detector(nn.Module):
-    """A segment of frames and what lies ahead in; whether each frame belongs to the tone, and the new states out."""
+    """A model that takes a segment of frames and those ahead, and returns a score per frame and the new states."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,22 +86,24 @@ class Detector(nn.Module):
     def forward(
         self, frames: Tensor, bank: Tensor, keys: Tensor, values: Tensor, segments: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """From frames [B, L + ahead, 8], states of all layers and segments so far [B] to scores [B, L]."""
+        """Run frames [B, L + ahead, 8], states of all layers, and the number of segments so far [B]; return scores
+        [B, L].
+        """
         x = self.inward(frames)
         # Each sequence has its own counter, so they may begin at different times. The newest rows stand last.
         needs = [*range(LEFT, 0, -1), *(SEGMENT * row for row in range(BANK, 0, -1)), *[0] * (SEGMENT + AHEAD)]
         hidden = (segments * SEGMENT)[:, None] < torch.tensor(needs)
-        summary, kept = x[:, :SEGMENT].mean(1, keepdim=True), []
+        summary, states = x[:, :SEGMENT].mean(1, keepdim=True), []
         for layer, old, key, value in zip(self.layers, bank, keys, values, strict=True):
             banked = torch.cat([old[:, 1:], summary], 1)
             x, summary, key, value = layer(x, old, key, value, hidden[:, None, None])
-            kept.append((banked, key, value))
-        bank, keys, values = (torch.stack(rows) for rows in zip(*kept, strict=True))
+            states.append((banked, key, value))
+        bank, keys, values = (torch.stack(rows) for rows in zip(*states, strict=True))
         return self.head(x[:, :SEGMENT])[..., 0], bank, keys, values, torch.clamp(segments + 1, max=BANK + LEFT)
 
 
 def initial(batch: int) -> list[Tensor]:
-    """The states before the first segment."""
+    """Return the states before the first segment, e.g. [LAYERS, 4, BANK, WIDTH] for a batch of 4."""
     rows = [torch.zeros(LAYERS, batch, size, WIDTH) for size in (BANK, LEFT, LEFT)]
     return [*rows, torch.zeros(batch, dtype=torch.int32)]
 
@@ -119,23 +125,26 @@ def build(weights: str | None) -> StepSpec:
 
 
 def walk(model: Detector, frames: Tensor) -> Tensor:
-    """Scores [B, T] of frames [B, T + ahead, 8], segment by segment."""
-    states, found = initial(len(frames)), []
+    """Return scores [B, T] of frames [B, T + ahead, 8], segment by segment."""
+    states, pieces = initial(len(frames)), []
     for first in range(0, frames.shape[1] - AHEAD, SEGMENT):
         scores, *states = model(frames[:, first : first + SEGMENT + AHEAD], *states)
-        found.append(scores)
-    return torch.cat(found, 1)
+        pieces.append(scores)
+    return torch.cat(pieces, 1)
 
 
 def streams(number: int, length: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Simulate `number` streams of `length` segments; returns frames, and whether each belongs to the tone."""
+    """Simulate `number` streams of `length` segments; return frames, and for each frame whether it belongs to the tone.
+
+    For example, 4 streams of 3 segments give frames [4, 3 · SEGMENT + AHEAD, …] and labels [4, 3 · SEGMENT].
+    """
     pairs = [simulate(length * SEGMENT + AHEAD, seed + row) for row in range(number)]
     frames, labels = (torch.from_numpy(np.stack(arrays)) for arrays in zip(*pairs, strict=True))
     return frames, labels[:, :-AHEAD]
 
 
 def train(updates: int = UPDATES, number: int = 16, length: int = 12) -> Detector:
-    """Learn from simulated streams, through several segments at once."""
+    """Train on simulated streams, through several segments at once."""
     torch.manual_seed(0)
     model = Detector()
     optimizer = torch.optim.Adam(model.parameters(), lr=4e-3)
@@ -151,7 +160,7 @@ def train(updates: int = UPDATES, number: int = 16, length: int = 12) -> Detecto
 
 @torch.no_grad()
 def found_by(model: Detector) -> float:
-    """F1 in streams that training has not seen."""
+    """Return F1 on streams that training has not seen."""
     frames, labels = streams(32, 25, 0)
     return agreement([walk(model, frames).numpy()], [labels.numpy()])
 

@@ -1,4 +1,4 @@
-"""Simulates frames with a tone to be found, and counts how much of it was found. No torch here."""
+"""Simulates frames with a tone to detect, and counts how much of it was detected. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import numpy as np
 
 BANDS = 8
 FRAME = 10
-"""Milliseconds that one frame stands for."""
+"""Milliseconds of one frame."""
 Array: TypeAlias = np.ndarray[Any, Any]
 
 
 def simulate(length: int, seed: int) -> tuple[Array, Array]:
-    """Frames [length, 8] as a filter bank gives them, and which belong to the tone that is heard first.
+    """Return frames [length, 8] as a filter bank makes them, and a mask of those that belong to the first tone.
 
-    Tones last 6 frames or more, clicks 3 at most: only what follows tells them apart.
+    Tones last 6 frames or more, clicks 3 at most: only later frames distinguish them.
     """
     random = np.random.default_rng(seed)
     frames, labels = random.normal(size=(length, BANDS)) * 0.3, np.zeros(length, np.bool_)
@@ -31,6 +31,9 @@ def simulate(length: int, seed: int) -> tuple[Array, Array]:
 
 
 def agreement(scores: list[Array], labels: list[Array]) -> float:
-    """Twice the frames that both call the tone's, divided by those that either does and those that both do (F1)."""
-    found, wanted = np.concatenate(scores) > 0, np.concatenate(labels)
-    return float(2 * (found & wanted).sum() / (found.sum() + wanted.sum()))
+    """Return F1, the agreement of scores with labels: 2 · both / (called by the scores + called by the labels).
+
+    For example, 1.0 if both call the same frames the tone's.
+    """
+    called, wanted = np.concatenate(scores) > 0, np.concatenate(labels)
+    return float(2 * (called & wanted).sum() / (called.sum() + wanted.sum()))

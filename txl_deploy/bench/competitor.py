@@ -39,7 +39,7 @@ class Competitor(ABC):
         """Return the smallest number of bytes that a segment of `length` positions reads when the state is full."""
 
     def advance(self, inputs: Arrays) -> None:
-        """Run one segment only to update the state."""
+        """Run one segment only to update the state. For example, {"ids": [4, 64]}."""
         self.run(inputs)
 
 
@@ -48,11 +48,17 @@ class TokenCompetitor(Competitor):
 
     @abstractmethod
     def logprobs(self, tokens: Ids) -> Floats:
-        """Return natural log-probabilities of the next token after each token: int32 [b, T] → float32 [b, T, V]."""
+        """Return natural log-probabilities of the next token after each token: int32 [b, T] → float32 [b, T, V].
+
+        For example, [4, 1] → [4, 1, 256].
+        """
 
     @abstractmethod
     def next_token(self, tokens: Ids) -> Ids:
-        """Return the most likely token after a segment: int32 [b, T] → int32 [b]."""
+        """Return the most likely token after a segment: int32 [b, T] → int32 [b].
+
+        For example, [4, 64] → [17, 4, 9, 2].
+        """
 
     @abstractmethod
     def score(self, tokens: Ids) -> Floats:

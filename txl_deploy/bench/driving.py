@@ -44,7 +44,8 @@ def filling(manifest: Manifest, stream: Stream | None, seed: int = 0) -> Iterato
     """Yield random segments of the longest length until the state is full.
 
     If memory rows are counted, the segments fill the memory and then replace every row once. Any other state is full
-    when its shapes stop changing, which needs `stream`: the caller runs every segment on it.
+    when its shapes stop changing, which needs `stream`: the caller runs every segment on it. For example, {"ids":
+    [4, 64]}.
     """
     longest, shapes, same = manifest.segment_lengths[0], list[tuple[int, ...]](), 0
     counted = -(-manifest.memory_length // longest) + 1 if manifest.can.count_rows else None

@@ -132,8 +132,8 @@ def time_tasks(
         )
         first = competitors[0].name
         for other in competitors:
-            found = timed[other.name]
-            p50, positions = found.times.p50, task.segment_length * works.model.batch_size
+            times = timed[other.name]
+            p50, positions = times.times.p50, task.segment_length * works.model.batch_size
             size = other.step_bytes(task.segment_length)
             machine = bandwidth.serves(other.name, first) if bandwidth else None
             rows.append(
@@ -142,13 +142,13 @@ def time_tasks(
                     segment_length=task.segment_length,
                     competitor=other.name,
                     description=other.description,
-                    ms=found.times,
-                    rounds=found.rounds,
+                    ms=times.times,
+                    rounds=times.rounds,
                     ratio=p50 / timed[first].times.p50,
                     gb_per_second=size / p50 / 1e6,
                     of_bandwidth=size / p50 / 1e6 / machine if machine else None,
-                    restless=found.restless,
-                    foreign=found.foreign,
+                    restless=times.restless,
+                    foreign=times.foreign,
                     **works.rates(size, positions, positions / p50 * 1e3),
                 )
             )

@@ -71,8 +71,8 @@ def saved_bytes(model: Model) -> int:
     """Return the bytes by which a device's engines round matrices; 0 on the CPU, and if they keep the bundle's."""
     if not isinstance(backend := model.backend, DeviceBackend):
         return 0
-    found = (engine.saved_bytes for name, engine in bundle_engines(model.bundle) if f"/{backend.name}/" in name)
-    return max(found, default=0)
+    sizes = (engine.saved_bytes for name, engine in bundle_engines(model.bundle) if f"/{backend.name}/" in name)
+    return max(sizes, default=0)
 
 
 def device_floors(model: Model, size: int, bandwidth: Bandwidth) -> tuple[DeviceFloor, ...]:
@@ -88,8 +88,8 @@ def device_floors(model: Model, size: int, bandwidth: Bandwidth) -> tuple[Device
     # because the number of bytes is that of one token
     kernels = kernels if shortest.kind == "step" or shortest.segment_length == 1 else None
     stated = backend.device.bandwidth()
-    said = "by the driver's figures" if stated else "not known: the driver does not say how fast the memory is"
-    speeds = (bandwidth.method, bandwidth.gb_per_second), (said, stated)
+    source = "by the driver's figures" if stated else "not known: the driver does not say how fast the memory is"
+    speeds = (bandwidth.method, bandwidth.gb_per_second), (source, stated)
     return tuple(device_floor(by, speed, size, kernels) for by, speed in speeds)
 
 

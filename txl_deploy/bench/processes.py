@@ -72,14 +72,14 @@ def _child(what: str, bundle: Path, **options: Any) -> dict[str, Any]:
         command, capture_output=True, text=True, check=False, cwd=APART, env=environment()
     )
     try:
-        found = json.loads(done.stdout)
+        answer = json.loads(done.stdout)
     except ValueError:
         why = (done.stderr.strip().splitlines() or ["no output"])[-1]
         raise BackendError(
             f"a process to measure {what} ended with code {done.returncode}: {why}; expected one JSON object; "
             "try `txl-deploy selftest` on the bundle"
         ) from None
-    return dict(found)
+    return dict(answer)
 
 
 def _load_and_draw(bundle: str, options: dict[str, Any]) -> dict[str, float]:
@@ -100,9 +100,9 @@ def _load_and_run(bundle: str, options: dict[str, Any]) -> Footprint:
 
     def sample() -> None:
         while not done.wait(SAMPLE_SECONDS):
-            found = resident_bytes()
-            if found is not None:
-                samples.append(found[0])
+            resident = resident_bytes()
+            if resident is not None:
+                samples.append(resident[0])
 
     sampler = threading.Thread(target=sample)
     sampler.start()

@@ -77,13 +77,13 @@ def run(
             f"{bundle}: is a Transformer-XL's, which is compared by its own weights, "
             f"{'--module' if adapter is None else '--adapter'} is for a model of your own; leave it out"
         )
-    found = _measured(works, asked, source, None if adapter else weights, cores, seconds)
+    measurement = _measured(works, asked, source, None if adapter else weights, cores, seconds)
     if json:
-        print_json(document_of(found))
+        print_json(document_of(measurement))
     else:
-        show(found)
+        show(measurement)
     if plot is not None:
-        draw(plot, panels(found))
+        draw(plot, panels(measurement))
 
 
 def _measured(

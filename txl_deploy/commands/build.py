@@ -91,8 +91,8 @@ def run(
 ) -> None:
     """Build the engines of a bundle, or compile its step, and put them into it."""
     if target == "native":
-        given = {"--sm": sm, "--update": update, "--programs": programs, "--weights": weights}
-        _check_native(given | {"--text": text, "--tokens": tokens})
+        options = {"--sm": sm, "--update": update, "--programs": programs, "--weights": weights}
+        _check_native(options | {"--text": text, "--tokens": tokens})
         if precision in ROUNDINGS:
             raise UsageError(f"--precision is {precision}, which is for --target rtx, expected bf16 or none for native")
         with Display() as display:
@@ -110,7 +110,7 @@ def run(
     manifest = open_bundle(bundle, verify_files=False).manifest
     if programs is None:
         kinds = default_kinds(manifest)
-    found: list[Parity] = []
+    parities: list[Parity] = []
     with Display() as display:
 
         def judge(copy: Path) -> Judged:
@@ -118,57 +118,57 @@ def run(
             from txl_export.verifying import verify_rounded
 
             parity, reached = verify_rounded(open_bundle(bundle), copy, str(precision), text, tokens, display)
-            found.append(parity)
+            parities.append(parity)
             return Judged(reached, {gate.name: None if gate.passed is None else gate.value for gate in parity.gates})
 
         rounding = None if precision is None or precision == "bf16" else (precision, judge)
-        made = build_bundle(bundle, target, gpus, update, force, kinds, display, weights, rounding)
-        if not found and (text is not None or tokens is not None):
+        built = build_bundle(bundle, target, gpus, update, force, kinds, display, weights, rounding)
+        if not parities and (text is not None or tokens is not None):
             display.warn(
                 f"the text was not read: all engines of {precision} are there and judged; --force judges again"
             )
     if json:
-        print_json(describe_build(made))
+        print_json(describe_build(built))
         return
-    for parity in found:
+    for parity in parities:
         print_parity(parity.verification())
         stdout.print()
-    stdout.print(rows_table(HEADINGS, [_row(engine) for engine in made.engines]))
-    folder = made.bundle / "engines" / made.target
-    stdout.print(f"{folder}: {len(made.engines)} engines, {made.library}, {made.update} memory", soft_wrap=True)
-    stdout.print(weights_held(len(made.engines), made.weight_bytes, made.shared_weight_bytes), soft_wrap=True)
-    every = dict.fromkeys(program.kind for program in whole_programs(manifest, made.update))
+    stdout.print(rows_table(HEADINGS, [_row(engine) for engine in built.engines]))
+    folder = built.bundle / "engines" / built.target
+    stdout.print(f"{folder}: {len(built.engines)} engines, {built.library}, {built.update} memory", soft_wrap=True)
+    stdout.print(weights_held(len(built.engines), built.weight_bytes, built.shared_weight_bytes), soft_wrap=True)
+    every = dict.fromkeys(program.kind for program in whole_programs(manifest, built.update))
     if programs is None and (left := [kind for kind in every if kind not in (kinds or every)]):
         why = "which only spare the fetching of short rows; --programs all builds them"
         stdout.print(f"not built: {', '.join(left)}, {why}", soft_wrap=True)
-    checks = sorted({check for engine in made.engines for check in engine.sidecar.verified_on})
-    ran = all(any(check.startswith("self-test") for check in engine.sidecar.verified_on) for engine in made.engines)
+    checks = sorted({check for engine in built.engines for check in engine.sidecar.verified_on})
+    ran = all(any(check.startswith("self-test") for check in engine.sidecar.verified_on) for engine in built.engines)
     rest = "" if ran else "; not yet run on a GPU: `txl-deploy selftest` does"
     stdout.print(f"checked: {', '.join(checks)}{rest}", soft_wrap=True)
 
 
-def _check_native(given: Mapping[str, object]) -> None:
-    if wrong := [name for name, value in given.items() if value is not None]:
+def _check_native(options: Mapping[str, object]) -> None:
+    if wrong := [name for name, value in options.items() if value is not None]:
         raise UsageError(f"{wrong[0]} is for engines of GPUs, and the target is native; leave it out")
 
 
-def _show_native(made: NativeBuild, json: bool) -> None:
-    facts = msgspec.to_builtins(made.sidecar)
+def _show_native(built: NativeBuild, json: bool) -> None:
+    facts = msgspec.to_builtins(built.sidecar)
     if json:
-        print_json({"bundle": str(made.bundle), "target": "native", "file": STEP, "segments": made.segments} | facts)
+        print_json({"bundle": str(built.bundle), "target": "native", "file": STEP, "segments": built.segments} | facts)
         return
-    step, found = made.sidecar, made.sidecar.compared
+    step, compared = built.sidecar, built.sidecar.compared
     stdout.print(
-        f"{made.bundle / STEP}: {step.instructions} for {step.platform}, weights in {step.precision}, keys and "
+        f"{built.bundle / STEP}: {step.instructions} for {step.platform}, weights in {step.precision}, keys and "
         f"values in {step.cache}, "
         f"{prefixed(step.bytes)}, compiled in {step.seconds:.1f} s by {step.compiler}",
         soft_wrap=True,
     )
-    differs = f"log-probabilities within {found['logprobs']:.1e}"
-    differs += f", KL {found['kl']:.1e}" if "kl" in found else ""
-    stdout.print(f"checked: {made.segments} segments beside ONNX Runtime, {differs}; self-test", soft_wrap=True)
+    differs = f"log-probabilities within {compared['logprobs']:.1e}"
+    differs += f", KL {compared['kl']:.1e}" if "kl" in compared else ""
+    stdout.print(f"checked: {built.segments} segments beside ONNX Runtime, {differs}; self-test", soft_wrap=True)
     if step.verified_on:
-        todo = f"run `txl-deploy selftest {made.bundle} --backend native` there"
+        todo = f"run `txl-deploy selftest {built.bundle} --backend native` there"
         stdout.print(
             f"not verified on its platform, but by the same sources on {step.verified_on}; {todo}", soft_wrap=True
         )

@@ -63,8 +63,8 @@ def run(
     for_build = {"-o": output, "--append": append, "--field": named, "--recursive": recursive}
     for_fit = {"--knn": knn, "--knn-temperature": knn_temperature, "--bound": bound}
     wrong, other = (for_fit, "fit") if action == "build" else (for_build, "build")
-    for name, given in wrong.items():
-        if given not in (None, False):
+    for name, option in wrong.items():
+        if option not in (None, False):
             raise UsageError(f"{name} is for datastore {other}, expected none for {action}; leave it out")
     if action == "build":
         result = _build(paths, output, append, named, recursive, backend, threads)

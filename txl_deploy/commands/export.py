@@ -63,12 +63,12 @@ def run(
 ) -> None:
     """Turn a trained Transformer-XL, or a model of your own that carries state, into a verified bundle."""
     require_export("export")
-    given = {name: value for name, value in options.items() if value is not None}
-    given["aliases"] = parse_aliases(options["aliases"]) or None
-    given |= {name: parse_pairs(flag, options[name], form, empty) or None for name, flag, form, empty in PAIRS}
-    given |= {name: _numbers(flag, given[name], form) for name, flag, form, _ in PAIRS[2:]}
+    chosen = {name: value for name, value in options.items() if value is not None}
+    chosen["aliases"] = parse_aliases(options["aliases"]) or None
+    chosen |= {name: parse_pairs(flag, options[name], form, empty) or None for name, flag, form, empty in PAIRS}
+    chosen |= {name: _numbers(flag, chosen[name], form) for name, flag, form, _ in PAIRS[2:]}
     if options["adapter"] is not None:
-        source: str | Path = of_adapter(options["adapter"], checkpoint, given.pop("weights", None))
+        source: str | Path = of_adapter(options["adapter"], checkpoint, chosen.pop("weights", None))
     elif checkpoint is None:
         raise UsageError(
             "no CHECKPOINT is given, expected a file, a folder, FILE.py:FUNCTION, or --adapter NAME; see txl-deploy "
@@ -89,7 +89,7 @@ def run(
 
     try:
         with Display() as display, own_frames():
-            result = txl_export.export(source, target, listener=display, **given)
+            result = txl_export.export(source, target, listener=display, **chosen)
     except ParityError as error:
         if not json:
             print_parity(error.parity.verification())
@@ -110,10 +110,10 @@ def run(
     stdout.print(f"{result.path}: {prefixed(size)}, {verified}", soft_wrap=True)
 
 
-def _numbers(flag: str, given: dict[str, str] | None, form: str) -> dict[str, int] | None:
-    if wrong := [f"{name}={number}" for name, number in (given or {}).items() if not number.isdecimal()]:
+def _numbers(flag: str, pairs: dict[str, str] | None, form: str) -> dict[str, int] | None:
+    if wrong := [f"{name}={number}" for name, number in (pairs or {}).items() if not number.isdecimal()]:
         raise UsageError(f"{flag} is {wrong[0]!r}, expected {form}; check it")
-    return {name: int(number) for name, number in given.items()} if given else None
+    return {name: int(number) for name, number in pairs.items()} if pairs else None
 
 
 def _beside(source: str | Path) -> Path:

@@ -110,20 +110,20 @@ def run(
         return
     if check:
         raise UsageError(f"{path}: is no bundle, --check is for bundles; leave it out")
-    said = dict[str, str]()
+    settings = dict[str, str]()
     if path.suffix not in (".engine", ".onnx") and find_spec("torch") is not None:
         from txl_export.families.graph.take.leapp import is_leapp, read_leapp
 
         if is_leapp(path):
             leapp = read_leapp(path)
-            path, said = leapp.path, leapp.states
+            path, settings = leapp.path, leapp.states
     if path.suffix == ".onnx" and not _is_engine(path):
         if family != "auto" or config is not None or aliases or skeleton:
             raise UsageError(
                 f"{path}: is an ONNX file, --family, --config, --alias and --skeleton are for checkpoints; "
                 "leave them out"
             )
-        _describe_graph(path, json, place, said)
+        _describe_graph(path, json, place, settings)
         return
     if path.suffix in (".engine", ".onnx"):
         document = describe_engine(path)
@@ -154,11 +154,12 @@ def run(
 
 
 def _step_of(bundle: Bundle, broken: list[str]) -> dict[str, Any] | None:
-    """Describe a bundle's compiled step without loading it; None if there is none, or one whose fault joins `broken`.
+    """Describe a bundle's compiled step without loading it; None if there is none, or a faulty one, which is added to
+    `broken`.
 
     Returns:
-        its sidecar, and beside it "not_here" and "not_auto": why it does not run on this machine, and why backend
-        "auto" does not take it; "" where it does.
+        The sidecar's facts, with "not_here" and "not_auto": the reasons why the step does not run on this machine, and
+        why backend "auto" does not use it; "" if it does.
     """
     if opening.STEP not in bundle.manifest.files:
         return None
@@ -182,9 +183,9 @@ def _tried(path: Path, manifest: Manifest, memory: int | None, seconds: int | No
     require("inspect --check", "cpu", "onnxruntime")
     bounds = default_bounds(manifest)
     changes = {"memory": memory, "processor_seconds": seconds}
-    given = {name: value for name, value in changes.items() if value is not None}
+    changed = {name: value for name, value in changes.items() if value is not None}
     with Display() as display:
-        return try_bundle(path, manifest, msgspec.structs.replace(bounds, **given), display)
+        return try_bundle(path, manifest, msgspec.structs.replace(bounds, **changed), display)
 
 
 def _print_tried(rows: list[TriedProgram]) -> None:
@@ -216,21 +217,21 @@ def print_skeleton(path: Path, document: dict[str, Any]) -> None:
 
 
 def _is_engine(path: Path) -> bool:
-    """Return True if a graph is an engine, by its folder or sidecar; other tools, too, put JSON beside a file."""
+    """Return True if a graph is an engine, by its folder or sidecar; JSON beside it alone proves nothing."""
     facts = path.parent / sidecar_path(path.name)
     with contextlib.suppress(BundleError):
         return f"{path.absolute().parent.parent.name}/" == ENGINES or (facts.exists() and bool(read_sidecar(facts)))
     return False
 
 
-def _describe_graph(path: Path, json: bool, asked: str, said: Mapping[str, str]) -> None:
+def _describe_graph(path: Path, json: bool, asked: str, states: Mapping[str, str]) -> None:
     require("inspect of an ONNX file", "export", "onnx", "onnx_ir", "onnxruntime")
     from txl_export.families.graph.describing import describe_graph
 
     from txl_deploy.graph_tables import print_graph
 
     with Display() as display:
-        facts = describe_graph(path, display, asked=asked, said=said)
+        facts = describe_graph(path, display, asked=asked, said=states)
     if json:
         print_json(facts)
     else:
@@ -330,15 +331,15 @@ def _print_weights(engines: list[Sidecar], weight_bytes: int) -> None:
     for engine in engines:
         kinds.setdefault((engine.identity.flavour, engine.identity.update), []).append(engine)
     for (flavour, update), alike in kinds.items():
-        said = weights_held(len(alike), *held_weights(alike, weight_bytes))
-        stdout.print(f"{flavour}, {update}: {said}", soft_wrap=True)
+        text = weights_held(len(alike), *held_weights(alike, weight_bytes))
+        stdout.print(f"{flavour}, {update}: {text}", soft_wrap=True)
 
 
 def _weights_of(facts: dict[str, Any]) -> list[str]:
     """Describe where an engine's weights are: in the engine, or in one place for all engines of the bundle."""
-    held, given = facts["weight_bytes"], facts["given_weights"]
-    said = ["all held by the engine" if held is None else f"{prefixed(held)} held by the engine"]
-    return said + ([f"{given} read where all engines of the bundle read them"] if given else [])
+    held, given_bytes = facts["weight_bytes"], facts["given_weights"]
+    parts = ["all held by the engine" if held is None else f"{prefixed(held)} held by the engine"]
+    return parts + ([f"{given_bytes} read where all engines of the bundle read them"] if given_bytes else [])
 
 
 def _print_engine(facts: dict[str, Any]) -> None:
@@ -359,8 +360,8 @@ def _print_engine(facts: dict[str, Any]) -> None:
     }
     if facts["judged"]:
         judged = facts["judged"].items()
-        said = (f"{name} {'not judged' if value is None else number(value)}" for name, value in judged)
-        shown["judged on the CPU"] = "; ".join(said)
+        cells = (f"{name} {'not judged' if value is None else number(value)}" for name, value in judged)
+        shown["judged on the CPU"] = "; ".join(cells)
     stdout.print(facts_table(shown), soft_wrap=True)
     for side in ("inputs", "outputs"):
         rows = [(spec["name"], spec["dtype"], list(spec["shape"])) for spec in facts[side]]

@@ -25,9 +25,9 @@ Module = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, everything else on stderr.")]
 
 
-def _share(given: str) -> float | str:
-    """Return W of what was given: a number, or "gate"."""
-    return given if given == "gate" else float(given)
+def _share(text: str) -> float | str:
+    """Return W from the option's text: a number, or "gate"."""
+    return text if text == "gate" else float(text)
 
 
 MIXING = {
@@ -55,9 +55,9 @@ MIXING = {
 
 
 def takes_datastore(run: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of `MIXING`, in place of its parameter `mixture`, a `Mixture` or None.
+    """Give a command the options of `MIXING` in place of its parameter `mixture`, a `Mixture` or None.
 
-    The command raises UsageError for a number that is out of range, or given without a store.
+    The command raises UsageError for a number that is out of range, or that is given without a store.
     """
     signature = inspect.signature(run, eval_str=True)
     options = [

@@ -83,7 +83,7 @@ def run(
     json: Json = False,
 ) -> None:
     """Write a package: a model repository for Triton, the model as plain C, or a folder for browsers."""
-    given = {
+    options = {
         "sequences": sequences,
         "idle-seconds": idle_seconds,
         "backend": backend,
@@ -97,7 +97,7 @@ def run(
         "single": single or None,
     }
     for other in OF_TARGETS.keys() - {target}:
-        if odd := [option for option in OF_TARGETS[other] if given[option] is not None]:
+        if odd := [option for option in OF_TARGETS[other] if options[option] is not None]:
             raise UsageError(f"--{odd[0]} is for --target {other}, not for {target}; leave it out")
     if target == "c":
         require("package --target c", "c", "emx_onnx_cgen", "onnx", "jinja2", "filelock")
@@ -111,63 +111,63 @@ def run(
     from txl_deploy.triton.repository import package_python
 
     seconds = 60.0 if idle_seconds is None else idle_seconds
-    made = package_python(bundle, output, force, sequences, seconds, backend or "cpu")
+    package = package_python(bundle, output, force, sequences, seconds, backend or "cpu")
     if json:
-        print_json(describe_package(made))
+        print_json(describe_package(package))
         return
-    stdout.print(f"{made.folder}: {', '.join(made.models)} for triton", soft_wrap=True)
-    stdout.print(f"at most {made.sequences} sequences at once, {prefixed(made.state_bytes)} of memory each")
-    stdout.print(f"how to start and ask it: {made.folder / 'README.md'}", soft_wrap=True)
+    stdout.print(f"{package.folder}: {', '.join(package.models)} for triton", soft_wrap=True)
+    stdout.print(f"at most {package.sequences} sequences at once, {prefixed(package.state_bytes)} of memory each")
+    stdout.print(f"how to start and ask it: {package.folder / 'README.md'}", soft_wrap=True)
 
 
 def _run_c(json: bool, *options: Any) -> None:
     from txl_deploy.plain_c.package import package_c
 
     with Display() as display:
-        made = package_c(*options, listener=display)
+        package = package_c(*options, listener=display)
     if json:
-        print_json(describe_plain(made))
+        print_json(describe_plain(package))
         return
     sizes = {
-        "weights": made.weight_bytes,
-        "start": made.start_bytes or None,
-        "state": made.state_bytes,
-        "stack": made.stack_bytes,
-        "code": made.code_bytes,
+        "weights": package.weight_bytes,
+        "start": package.start_bytes or None,
+        "state": package.state_bytes,
+        "stack": package.stack_bytes,
+        "code": package.code_bytes,
     }
     listed = ", ".join(f"{part} {prefixed(size)}" for part, size in sizes.items() if size is not None)
-    stdout.print(f"{made.folder}: {made.name}.h and {made.name}.c", soft_wrap=True)
-    stdout.print(made.verified or "NOT VERIFIED: neither compiled nor compared with the bundle", soft_wrap=True)
+    stdout.print(f"{package.folder}: {package.name}.h and {package.name}.c", soft_wrap=True)
+    stdout.print(package.verified or "NOT VERIFIED: neither compiled nor compared with the bundle", soft_wrap=True)
     stdout.print(listed, soft_wrap=True)
-    known = {length: whole(number) for length, number in made.blocks.items() if number is not None}
+    known = {length: whole(number) for length, number in package.blocks.items() if number is not None}
     costs = ", ".join(f"{number} for {length}" for length, number in known.items())
     products = f"multiply-adds of a block: {costs}; " if costs else ""
-    stdout.print(f"{products}latency {made.latency} position{'s' * (made.latency != 1)}", soft_wrap=True)
-    stdout.print(f"how to build and call it: {made.folder / 'README.md'}", soft_wrap=True)
+    stdout.print(f"{products}latency {package.latency} position{'s' * (package.latency != 1)}", soft_wrap=True)
+    stdout.print(f"how to build and call it: {package.folder / 'README.md'}", soft_wrap=True)
 
 
 def _run_web(json: bool, single: bool, *options: Any) -> None:
     from txl_deploy.web.package import package_web
     from txl_deploy.web.single import package_single
 
-    made = (package_single if single else package_web)(*options)
+    package = (package_single if single else package_web)(*options)
     if json:
-        print_json(dataclasses.asdict(made) | {"folder": str(made.folder), "target": "web"})
+        print_json(dataclasses.asdict(package) | {"folder": str(package.folder), "target": "web"})
         return
-    parts = {"bundle": made.bundle_bytes, "engine": made.engine_bytes, "page": made.page_bytes}
+    parts = {"bundle": package.bundle_bytes, "engine": package.engine_bytes, "page": package.page_bytes}
     sizes = ", ".join(f"{part} {prefixed(size)}" for part, size in parts.items())
-    form = f"one file of {prefixed(made.folder.stat().st_size)}" if single else "a folder to serve"
-    stdout.print(f"{made.folder}: {made.name} for browsers, as {form}", soft_wrap=True)
+    form = f"one file of {prefixed(package.folder.stat().st_size)}" if single else "a folder to serve"
+    stdout.print(f"{package.folder}: {package.name} for browsers, as {form}", soft_wrap=True)
     stdout.print(f"it holds {sizes}" if single else f"a page downloads {sizes}")
     if single:
         return
-    stdout.print(f"try it: python -m http.server --bind 127.0.0.1 --directory {made.folder}", soft_wrap=True)
+    stdout.print(f"try it: python -m http.server --bind 127.0.0.1 --directory {package.folder}", soft_wrap=True)
 
 
 def describe_plain(made: Any) -> dict[str, Any]:
     """Return the JSON document of a package in plain C; a value that was not measured is null."""
-    found = dataclasses.asdict(made)
-    return found | {
+    facts = dataclasses.asdict(made)
+    return facts | {
         "folder": str(made.folder),
         "target": "c",
         "verified": bool(made.verified),

@@ -84,8 +84,8 @@ def run(
         result = score_corpus(model, corpus, output, resume, force, skip_bad, jobs, store_of(model))
     else:
         for_documents = {"-o": output, "--resume": resume, "--force": force, "--field": named, "--recursive": recursive}
-        for name, given in (for_documents | {"--skip-bad": skip_bad, "--jobs": jobs > 1}).items():
-            if given:
+        for name, is_given in (for_documents | {"--skip-bad": skip_bad, "--jobs": jobs > 1}).items():
+            if is_given:
                 raise UsageError(f"{file}: {name} is for documents, and this is one text; leave it out")
         result = _as_one_stream(bundle, file, backend, threads, store_of)
     if json:
@@ -102,8 +102,8 @@ def _in_one_line(result: dict[str, Any]) -> str:
     """Summarise a result: "59,999 of 60,000 tokens scored: perplexity 8.281536, 3.049897 bits per byte"."""
     scored = f"{result['scored_tokens']:,} of {result['tokens']:,} tokens scored"
     measured = [("perplexity {:.6f}", result["perplexity"]), ("{:.6f} bits per byte", result["bits_per_byte"])]
-    said = ", ".join(form.format(value) for form, value in measured if value is not None)
-    return f"{scored}: {said}" if said else scored
+    cells = ", ".join(form.format(value) for form, value in measured if value is not None)
+    return f"{scored}: {cells}" if cells else scored
 
 
 def _as_one_stream(

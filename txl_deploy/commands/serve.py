@@ -74,16 +74,16 @@ def run(
     serve(settings)
 
 
-def _token(given: str | None, file: Path | None) -> str | None:
+def _token(option: str | None, file: Path | None) -> str | None:
     """Return the token from the option, the file or the environment; None if there is none.
 
     Raises:
         UsageError: the option and the file are both given, or the file cannot be read.
     """
-    if given is not None and file is not None:
+    if option is not None and file is not None:
         raise UsageError("--token and --token-file are both given, expected one; the file is seen by fewer people")
     if file is None:
-        return os.environ.get(TOKEN) if given is None else given
+        return os.environ.get(TOKEN) if option is None else option
     try:
         with file.open("rb") as opened:
             data = opened.read(LONGEST_TOKEN + 1)

@@ -68,26 +68,28 @@ def run(
     lean_heap()
     import txl_export
 
-    given: dict[str, Any] = {"module": module, "adapter": adapter, "config": config, "weights": weights}
-    given |= {"vocabulary": vocabulary, "text": text, "tokens": tokens, "segments": segments}
-    given["threads"] = threads
+    arguments: dict[str, Any] = {"module": module, "adapter": adapter, "config": config, "weights": weights}
+    arguments |= {"vocabulary": vocabulary, "text": text, "tokens": tokens, "segments": segments}
+    arguments["threads"] = threads
     if bisect:
-        if names := [name for name, value in given.items() if value is not None]:
+        if names := [name for name, value in arguments.items() if value is not None]:
             raise UsageError(f"--{names[0]} is given with --bisect, which runs segments of its own; leave it out")
         _bisect(bundle, checkpoint, backend, json)
         return
 
-    given["states"] = parse_pairs("--state", state, "IN=OUT, an input and an output of the file") or None
-    given["rename"] = parse_pairs("--rename", rename, "A=B, the file's name and the module's or the bundle's") or None
+    arguments["states"] = parse_pairs("--state", state, "IN=OUT, an input and an output of the file") or None
+    arguments["rename"] = (
+        parse_pairs("--rename", rename, "A=B, the file's name and the module's or the bundle's") or None
+    )
     with Display() as display, own_frames():
         parity = txl_export.verify(
-            bundle, checkpoint=checkpoint, inputs=inputs, backend=backend, listener=display, **given
+            bundle, checkpoint=checkpoint, inputs=inputs, backend=backend, listener=display, **arguments
         )
-    found = parity.verification()
+    verification = parity.verification()
     if json:
-        print_json(found)
+        print_json(verification)
     else:
-        print_parity(found)
+        print_parity(verification)
     if not parity.passed:
         stderr.print(parity.gate_advice, soft_wrap=True)
         raise typer.Exit(1)
@@ -97,13 +99,13 @@ def _bisect(bundle: Path, checkpoint: Path | None, backend: str, json: bool) -> 
     """Compare the bundle with its reference layer by layer; exit with code 1 if a layer differs."""
     from txl_export.verifying import bisect
 
-    found = bisect(bundle, checkpoint, backend)
+    bisection = bisect(bundle, checkpoint, backend)
     if json:
-        print_json(found.document())
+        print_json(bisection.document())
     else:
-        stdout.print(f"{found.found}, against {found.reference}; more than {found.limit:g} is no rounding")
-        rows = [(place.name, number(place.difference), number(place.largest)) for place in found.places]
+        stdout.print(f"{bisection.found}, against {bisection.reference}; more than {bisection.limit:g} is no rounding")
+        rows = [(place.name, number(place.difference), number(place.largest)) for place in bisection.places]
         stdout.print(rows_table(("after", "max abs, relative", "largest value"), rows))
-        stdout.print("no layer differs" if found.first is None else f"the first that differs: {found.first}")
-    if found.first is not None:
+        stdout.print("no layer differs" if bisection.first is None else f"the first that differs: {bisection.first}")
+    if bisection.first is not None:
         raise typer.Exit(1)

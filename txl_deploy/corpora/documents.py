@@ -71,5 +71,8 @@ class Unit:
 
     @property
     def own(self) -> Ids:
-        """Return the document's own tokens, int32, without a boundary token before them."""
+        """Return the document's own tokens, int32, without a boundary token before them.
+
+        For example, [5, 9] of the unit [0, 5, 9].
+        """
         return self.ids[len(self.ids) - self.tokens :]

@@ -40,14 +40,14 @@ class Encoder:
     def _unit(self, document: Document) -> Unit:
         content, context = document.content, self._context
         if not isinstance(content, bytes):
-            given = np.asarray(content, np.int64)
-            wrong = (given < 0) | (given >= self._vocab_size)
+            token_ids = np.asarray(content, np.int64)
+            wrong = (token_ids < 0) | (token_ids >= self._vocab_size)
             if wrong.any():
                 raise UsageError(
-                    f"holds id {given[wrong][0]}, expected 0 … {self._vocab_size - 1}; check the vocabulary the ids "
-                    "come from"
+                    f"holds id {token_ids[wrong][0]}, expected 0 … {self._vocab_size - 1}; check the vocabulary the "
+                    "ids come from"
                 )
-            ids, scored_bytes = given.astype(np.int32), None
+            ids, scored_bytes = token_ids.astype(np.int32), None
         elif self._vocabulary is None:
             raise UsageError(
                 "the bundle has no vocabulary to read text with; give token ids, or export with --vocabulary FILE"

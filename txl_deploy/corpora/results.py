@@ -67,8 +67,8 @@ class Results:
         try:
             self._file = regular(path).open("a+b")
         except (OSError, ValueError) as error:
-            said = getattr(error, "strerror", None) or error
-            raise UsageError(f"{path}: {said}, expected a file to write results to; check -o") from None
+            reason = getattr(error, "strerror", None) or error
+            raise UsageError(f"{path}: {reason}, expected a file to write results to; check -o") from None
         try:
             if not _is_free(self._file.fileno()):
                 raise UsageError(f"{path}: another run writes to it, expected one at a time; wait for it")
@@ -76,10 +76,10 @@ class Results:
                 raise UsageError(
                     f"{path}: is there already, expected a new file; --resume goes on, --force begins anew"
                 )
-            kept = self._read(header) if resume else 0
-            self._begin = b"" if kept else msgspec.json.encode(header) + b"\n"
-            if kept:
-                self._file.truncate(kept)
+            length = self._read(header) if resume else 0
+            self._begin = b"" if length else msgspec.json.encode(header) + b"\n"
+            if length:
+                self._file.truncate(length)
         except BaseException:
             self._file.close()
             raise
@@ -140,19 +140,19 @@ class Results:
 
     def _compare(self, line: bytes, header: dict[str, Any]) -> None:
         try:
-            found = msgspec.json.decode(line, type=dict[str, Any])
+            header_in_file = msgspec.json.decode(line, type=dict[str, Any])
         except (ValueError, RecursionError):
-            found = {}
-        if found.get("format") != FORMAT:
+            header_in_file = {}
+        if header_in_file.get("format") != FORMAT:
             raise self._foreign()
-        if found.keys().isdisjoint(LATER):
+        if header_in_file.keys().isdisjoint(LATER):
             stderr.print(f"note: {self._path}: {UNKNOWN}", soft_wrap=True)
             header = {name: value for name, value in header.items() if name not in LATER}
         for name, value in header.items():
-            if found.get(name) != value:
+            if header_in_file.get(name) != value:
                 raise UsageError(
-                    f"{self._path}: holds results of another run, {name} is {brief(str(found.get(name)))}, expected "
-                    f"{brief(str(value))}; give another -o, or begin anew with --force"
+                    f"{self._path}: holds results of another run, {name} is {brief(str(header_in_file.get(name)))}, "
+                    f"expected {brief(str(value))}; give another -o, or begin anew with --force"
                 )
 
     def _foreign(self) -> UsageError:

@@ -25,7 +25,7 @@ MOST_DOCUMENTS = 4096
 less padding.
 """
 ENOUGH_TOKENS, MOST_TOKENS = 1 << 20, 1 << 26
-"""Number of tokens at which a window ends if it has documents for every row; number at which every window ends."""
+"""Number of tokens at which a window ends if every row has a document, and number at which it ends in any case."""
 Told = Callable[[Sequence[Unit], float], None]
 """A function that is told a batch, and the share of the batch that was scored since the last call."""
 Scored = tuple[list[Unit], list[float | str]]
@@ -87,10 +87,10 @@ class Scorer:
         try:
             totals = self._totals(units, told)
         except TxlError as error:
-            return [found for unit in units for found in self.score([unit], told)] if len(units) > 1 else [str(error)]
+            return [result for unit in units for result in self.score([unit], told)] if len(units) > 1 else [str(error)]
         return [total if math.isfinite(total) else _no_number(total) for total in totals]
 
-    def _totals(self, units: Sequence[Unit], told: Told) -> list[float]:
+    def _totals(self, units: Sequence[Unit], report: Told) -> list[float]:
         """Return the sum of each unit's negative log-likelihoods, added up in float64."""
         stream, totals = self._stream, [0.0] * len(units)
         searched: dict[str, Any] = {"datastore": self._store.excluding(units[0].own)} if self._store else {}
@@ -105,7 +105,7 @@ class Scorer:
             nll = stream.score(tokens, **searched) if self.rows == 1 else stream.score(tokens, lengths)
             for row in range(len(units)):
                 totals[row] += float(nll[row, : max(int(lengths[row]) - 1, 0)].sum(dtype=np.float64))
-            told(units, (columns - 1) / (most - 1))
+            report(units, (columns - 1) / (most - 1))
         return totals
 
 

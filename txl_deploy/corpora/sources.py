@@ -73,10 +73,10 @@ class Corpus:
 
     def _list(self, folder: Path) -> None:
         try:
-            found = sorted(os.scandir(folder), key=lambda entry: os.fsencode(entry.name))
+            entries = sorted(os.scandir(folder), key=lambda entry: os.fsencode(entry.name))
         except OSError as error:
             raise UsageError(f"{folder}: {error.strerror}, expected a folder of documents; check its rights") from None
-        for entry in found:
+        for entry in entries:
             if entry.name.startswith("."):
                 continue
             if not entry.is_dir():
@@ -101,20 +101,20 @@ class Corpus:
         Raises:
             UsageError: a file of many documents cannot be read.
         """
-        told = hashlib.sha256()
+        digest = hashlib.sha256()
         for file in self.files:
             opened = False
             try:
                 with regular(file).open("rb") as stream:
                     opened = True
-                    told.update(f"{self.name(file)}\0{_size(file)}\0".encode())
+                    digest.update(f"{self.name(file)}\0{_size(file)}\0".encode())
                     while piece := stream.read(1 << 20):
-                        told.update(piece)
+                        digest.update(piece)
             except (OSError, UsageError) as error:
                 if opened or file.suffix == HOLDING:
                     raise _broken_off(file, 0, error) from None
-                told.update(f"{self.name(file)}\0unreadable\0".encode())
-        return told.hexdigest()
+                digest.update(f"{self.name(file)}\0unreadable\0".encode())
+        return digest.hexdigest()
 
     def documents(self, done: Done) -> Iterator[Document | Bad]:
         """Yield all documents for which `done` returns False, in the corpus's order.
@@ -169,6 +169,8 @@ def _document(decoder: msgspec.json.Decoder[Any], line: bytes, named: str | None
 def content_of(fields: dict[str, msgspec.Raw], named: str | None) -> bytes | list[int]:
     """Return the text or the token ids from the fields of a line.
 
+    For example, b"abc" of {"text": "abc"}, and [5, 9] of {"tokens": [5, 9]}.
+
     Raises:
         UsageError: there is no such field, or both `text` and `tokens`.
         msgspec.MsgspecError: the field holds neither a text nor token ids.
@@ -176,13 +178,13 @@ def content_of(fields: dict[str, msgspec.Raw], named: str | None) -> bytes | lis
     if named is None:
         there = [name for name in ("text", "tokens") if name in fields]
         if len(there) != 1:
-            found = " and ".join(there) or f"fields {shown(list(fields)[:8])}"
-            raise UsageError(f"has {found}, expected one of text and tokens; name the field with --field")
+            fields_found = " and ".join(there) or f"fields {shown(list(fields)[:8])}"
+            raise UsageError(f"has {fields_found}, expected one of text and tokens; name the field with --field")
         named = there[0]
     if named not in fields:
         raise UsageError(f"has fields {shown(list(fields)[:8])}, expected {shown(named)}; check --field")
-    found = msgspec.json.decode(fields[named], type=str | TokenIds)
-    return found.encode(errors="surrogatepass") if isinstance(found, str) else found
+    fields_found = msgspec.json.decode(fields[named], type=str | TokenIds)
+    return fields_found.encode(errors="surrogatepass") if isinstance(fields_found, str) else fields_found
 
 
 def _whole(file: Path, name: str, index: int) -> Document | Bad:

@@ -1,4 +1,4 @@
-"""The page on which people try a model. A server has it at /playground, a package for browsers has it beside the model.
+"""The page on which people try a model: at /playground on a server, or beside the model in a package for browsers.
 
 It is the same page over two back ends, `static/server.js` and `static/local.js`.
 """

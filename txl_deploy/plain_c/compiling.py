@@ -66,9 +66,11 @@ def _run(command: list[str], folder: Path) -> None:
         raise BackendError(f"{command[0]} cannot be started: {error.strerror}; name another compiler in CC") from None
     if done.returncode:
         lines = done.stderr.splitlines()
-        said = next((line for line in lines if "error" in line), lines[0] if lines else f"exit code {done.returncode}")
+        message = next(
+            (line for line in lines if "error" in line), lines[0] if lines else f"exit code {done.returncode}"
+        )
         raise BackendError(
-            f"{command[0]} does not compile the C of this model: {one_line(ValueError(said))}; name another in CC"
+            f"{command[0]} does not compile the C of this model: {one_line(ValueError(message))}; name another in CC"
         )
 
 

@@ -73,7 +73,7 @@ def generate(bundle: Bundle, step: PlainStep, name: str) -> Generated:
     options = CompilerOptions(model_name=f"{name}_program", large_temp_threshold_bytes=0, large_weight_threshold=0)
     try:
         source = Compiler(options).compile(model)
-    except Exception as error:  # its own kinds, and any other on a graph that it does not expect
+    except Exception as error:  # the generator raises its own errors, and any other for an unexpected graph
         raise BackendError(
             f"program {step.program.name} cannot be written as C: emx-onnx-cgen says {one_line(error)}; run this model "
             "with the library for C and C++ (docs/embedding.md)"
@@ -88,10 +88,10 @@ def _prepare(model: Any) -> None:
         attributes = {attribute.name: attribute for attribute in node.attribute}
         if (
             node.op_type in ("GRU", "RNN") and "direction" in attributes
-        ):  # the generator misreads the bytes of "forward", the default
+        ):  # the generator misreads the explicit default "forward"
             if attributes["direction"].s == b"forward":
                 node.attribute.remove(attributes["direction"])
-        elif node.op_type == "MatMulNBits":  # it takes scales and zero points on one axis for those of other blocks
+        elif node.op_type == "MatMulNBits":  # the generator would mix up scales and zero points of different blocks
             for name in filter(None, node.input[2:4]):
                 blocks = -(-attributes["K"].i // attributes["block_size"].i)
                 size = blocks if name == node.input[2] else -(-blocks * attributes["bits"].i // 8)
@@ -117,16 +117,16 @@ def _fold(onnx: Any, model: Any) -> None:
         for node in constant:
             graph.node.remove(node)
         read = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
-        made = [name for node in constant for name in node.output if name in read]
+        results = [name for node in constant for name in node.output if name in read]
         used = [held[name] for name in {name for node in constant for name in node.input} & held.keys()]
-        outputs = [onnx.ValueInfoProto(name=name) for name in made]
+        outputs = [onnx.ValueInfoProto(name=name) for name in results]
         alone = onnx.helper.make_graph(constant, "constants", [], outputs, used)
         folded = onnx.helper.make_model(alone, opset_imports=model.opset_import, ir_version=model.ir_version)
         values = ReferenceEvaluator(folded).run(None, {})
-        kept = [tensor for tensor in graph.initializer if tensor.name in read]
+        tensors = [tensor for tensor in graph.initializer if tensor.name in read]
         del graph.initializer[:]
-        graph.initializer.extend(kept)
-        graph.initializer.extend(map(onnx.numpy_helper.from_array, values, made))
+        graph.initializer.extend(tensors)
+        graph.initializer.extend(map(onnx.numpy_helper.from_array, values, results))
 
 
 def _bound(onnx: Any, model: Any) -> None:
@@ -139,11 +139,15 @@ def _bound(onnx: Any, model: Any) -> None:
     shapes = known_shapes(graph) | {name: tensor.dims for name, tensor in constants.items()}
     nodes, make = [], onnx.helper.make_node
     for node in graph.node:
-        place, given = 2 if node.op_type == "TensorScatter" else 1, {each.name: each for each in node.attribute}
-        around = "mode" in given and given["mode"].s == b"circular"  # then any index is valid
+        place, attributes = 2 if node.op_type == "TensorScatter" else 1, {each.name: each for each in node.attribute}
+        around = (
+            "mode" in attributes and attributes["mode"].s == b"circular"
+        )  # with a circular buffer, any index is valid
         if node.op_type in INDEXED and not around and "".join(node.input[place : place + 1]):
             whole, indices = shapes[node.input[0]], node.input[place]
-            axis = next((given[name].i for name in ("axis", "batch_dims") if name in given), INDEXED[node.op_type])
+            axis = next(
+                (attributes[name].i for name in ("axis", "batch_dims") if name in attributes), INDEXED[node.op_type]
+            )
             sizes = np.array(whole[axis:][: shapes[indices][-1]] if node.op_type.endswith("ND") else [whole[axis]])
             if place == 2:
                 sizes -= shapes[node.input[1]][axis] - 1
@@ -200,11 +204,11 @@ _TO_WHOLE = re.compile(r"(\(const (?:float|double|_Float16) input0\b[^{]*{[^}]*?
 """A cast of floats to integers, from the function's parameters on."""
 
 
-def _cast(found: re.Match[str]) -> str:
+def _cast(match: re.Match[str]) -> str:
     """Write a cast as ONNX Runtime makes it on x86. In C, NaN and values that the type cannot hold are undefined; there
     they become the least number of 32 bits, or of 64, and smaller types take its low bits.
     """
-    before, kind, x = found.groups()
+    before, kind, x = match.groups()
     bits = 64 if kind in ("int64_t", "uint64_t", "uint32_t") else 32
     most = f"{2.0 ** (bits - 1):.1f}f"
     whole = f"({x} >= -{most} && {x} < {most} ? (int{bits}_t){x} : INT{bits}_MIN)"
@@ -227,7 +231,7 @@ def _alone(source: str, name: str) -> str:
     """
     source = re.sub(r"rounded = \w+_maximum\(rounded, (.*)\);", r"rounded = rounded > \1 ? rounded : \1;", source)
     source = _TO_WHOLE.sub(_cast, source)
-    source = source.replace("[restrict ", "[EMX_RESTRICT ")  # which Microsoft's compiler does not take there
+    source = source.replace("[restrict ", "[EMX_RESTRICT ")  # Microsoft's compiler accepts no `restrict` there
     source = source.replace("a > 0.0f ? a : 0.0f", "a < 0.0f ? 0.0f : a")
     source = source.replace("fmaxf(a, b)", "a < b || isnan(b) ? b : a")
     source = source.replace("fminf(a, b)", "a > b || isnan(b) ? b : a")
@@ -239,11 +243,12 @@ def _alone(source: str, name: str) -> str:
     source = re.sub(r"^const EMX_UNUSED ", "static const EMX_UNUSED ", source, flags=re.MULTILINE)
     source = re.sub(r"^static inline ", "static inline EMX_UNUSED ", source, flags=re.MULTILINE)
     before, head, body = source.partition(f"\nvoid {name}_program(")
-    given, start, rest = body.partition("{\n")
-    named = re.findall(r"(\w+)\[(?:EMX_RESTRICT )?\d+\](?:\[\d+\])*(?=[,)])", given)
+    signature, start, rest = body.partition("{\n")
+    named = re.findall(r"(\w+)\[(?:EMX_RESTRICT )?\d+\](?:\[\d+\])*(?=[,)])", signature)
     unread = [name for name in named if not re.search(rf"\b{name}\b", rest)]
-    rest = "".join(f"    (void){name};\n" for name in unread) + rest  # of a model without state, the counts
-    return f"{before}\nstatic {head[1:]}{_in_slots(given + start + rest)}"
+    # in a model without state, nothing reads the counts
+    rest = "".join(f"    (void){name};\n" for name in unread) + rest
+    return f"{before}\nstatic {head[1:]}{_in_slots(signature + start + rest)}"
 
 
 def _in_slots(body: str) -> str:
@@ -252,18 +257,18 @@ def _in_slots(body: str) -> str:
     Those that share have values of one type, so that no compiler may assume that they do not overlap.
     """
     declared = re.compile(r"^    (\w+) (tmp\w+)((?:\[\d+\])+);\n", re.MULTILINE)
-    found = {match[2]: match for match in declared.finditer(body)}
+    matches = {match[2]: match for match in declared.finditer(body)}
     rest = declared.sub("", body)
     lives: dict[str, tuple[int, int]] = {}
     for number, line in enumerate(rest.splitlines()):
         for used in re.findall(r"\btmp\w+", line):
             lives[used] = lives.get(used, (number, 0))[0], number
     slots: list[list[str]] = []
-    sizes = {each: math.prod(map(int, re.findall(r"\d+", match[3]))) for each, match in found.items()}
-    for each in sorted(found, key=lambda one: -sizes[one]):
+    sizes = {each: math.prod(map(int, re.findall(r"\d+", match[3]))) for each, match in matches.items()}
+    for each in sorted(matches, key=lambda one: -sizes[one]):
         for slot in slots:
             apart = all(lives[each][1] < lives[other][0] or lives[other][1] < lives[each][0] for other in slot)
-            if apart and found[slot[0]][1] == found[each][1]:
+            if apart and matches[slot[0]][1] == matches[each][1]:
                 slot.append(each)
                 break
         else:
@@ -271,7 +276,7 @@ def _in_slots(body: str) -> str:
     places = {each: f"slot{number}.{each}" for number, slot in enumerate(slots) for each in slot}
     rest = re.sub(r"\btmp\w+", lambda match: places.get(match[0], match[0]), rest)
     unions = [
-        f"    union {{\n{''.join('    ' + found[each][0] for each in slot)}    }} slot{number};\n"
+        f"    union {{\n{''.join('    ' + matches[each][0] for each in slot)}    }} slot{number};\n"
         for number, slot in enumerate(slots)
     ]
     start = rest.index("{\n") + 2

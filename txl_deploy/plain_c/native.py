@@ -22,26 +22,29 @@ from txl_runtime.types import Array, Floats
 from txl_deploy.plain_c.step import PlainStep
 
 FILES = ("products.c", "rows.c", "attention.c", "step.c")
-"""Sources of a step without what opens, packs and frees; headers go where they are included."""
+"""C sources of a step, without the files that open, pack and free weights; headers are copied where they are included.
+"""
 _INCLUDE = re.compile(r'^#include "(.+)"\n', re.MULTILINE)
 _FUNCTION = re.compile(r"^(?=(?:void|int|size_t|float|const char \*|(?:struct|enum) \w+ \*?) ?\*?\w+\()", re.MULTILINE)
 _VECTORS = "content_bias", "position_bias", "norm_1_weight", "norm_1_bias", "norm_2_weight", "norm_2_bias"
 GROUP = 128
 """Rows that a step computes together, as in `step.c`."""
 RAISED = 128
-"""Added to codes of activations where instructions multiply unsigned bytes alone, `CODE_OFFSET` of their header."""
+"""Number added to codes of activations for instructions that multiply only unsigned bytes, `CODE_OFFSET` in their
+header.
+"""
 
 
 @dataclass
 class Packed:
-    """A model's constants: numbers in `arrays`, and who reads which of them by its index, None where there is none.
+    """A model's constants for a C file: `arrays`, and for each use the index of its array, or None.
 
     Attributes:
         shape: sizes and choices.
-        layers: of each one products, vectors and positions.
-        clusters: of embedding and softmax.
+        layers: products, vectors and positions of each layer.
+        clusters: tables of embedding and softmax.
         final: weight and bias of the final norm.
-        starts: of each layer's keys and values the row [H, d_head] that memory begins with.
+        starts: for each layer's keys and values, the row [H, d_head] that memory begins with.
     """
 
     shape: Shape
@@ -107,27 +110,27 @@ class Packed:
         return self.layers[layer]
 
     def add(self, array: Array) -> int:
-        """Keep an array; return its index."""
+        """Keep an array; return its index: 0 for the first array, 1 for the second."""
         self.arrays.append(np.ascontiguousarray(array))
         return len(self.arrays) - 1
 
     def _product(self, matrix: Matrix, bias: Floats | None) -> dict[str, Any]:
         rows, columns = matrix.values.shape
-        found: dict[str, Any] = {"in": rounded(rows), "out": rounded(columns), "columns": columns}
+        product: dict[str, Any] = {"in": rounded(rows), "out": rounded(columns), "columns": columns}
         strips = np.zeros((rounded(rows), rounded(columns, STRIP)), matrix.values.dtype)
         strips[:rows, :columns] = matrix.values
         if matrix.scales is None:
-            found["matrix"] = self.add(strips.reshape(found["in"], -1, STRIP).swapaxes(0, 1))
+            product["matrix"] = self.add(strips.reshape(product["in"], -1, STRIP).swapaxes(0, 1))
         else:
-            fours = strips.reshape(found["in"] // 4, 4, -1, STRIP).transpose(2, 0, 3, 1)
+            fours = strips.reshape(product["in"] // 4, 4, -1, STRIP).transpose(2, 0, 3, 1)
             sums = RAISED * matrix.values.sum(axis=0, dtype=np.int32)
-            found |= {"codes": self.add(fours), "scales": self.add(_padded(matrix.scales))}
-            found["sums"] = self.add(_padded(sums))
-        return found | {"bias": None if bias is None else self.add(_padded(bias))}
+            product |= {"codes": self.add(fours), "scales": self.add(_padded(matrix.scales))}
+            product["sums"] = self.add(_padded(sums))
+        return product | {"bias": None if bias is None else self.add(_padded(bias))}
 
 
 def packed_step(bundle: Bundle, step: PlainStep) -> Packed | None:
-    """Lay a bundle's weights out for the native step; return None where the bundle is not one of its kind."""
+    """Lay out a bundle's weights for the native step; return None if the native step does not support the bundle."""
     manifest, length = step.manifest, step.program.segment_length
     try:
         if unsupported(bundle):
@@ -142,7 +145,8 @@ def packed_step(bundle: Bundle, step: PlainStep) -> Packed | None:
         for state in step.states:
             start = step.starts[state.name]
             packed.starts.append(None if start is None else packed.add(start[:, 0]))
-    except (BackendError, BundleError):  # of a different family, or int8 of a different form
+    # the bundle is of a different family, or its int8 weights have a different form
+    except (BackendError, BundleError):
         return None
     return packed
 
@@ -169,7 +173,7 @@ def native_context(packed: Packed, step: PlainStep) -> dict[str, Any]:
         "queries": 8 * head,
         "scales": rows if codes else 0,
         "row": widest,
-        "codes": rows * (2 * inputs + 256) // 4 if codes else head,  # a step writes keys by way of it, too
+        "codes": rows * (2 * inputs + 256) // 4 if codes else head,  # a step also writes keys through this memory
         "sums": rows * (inputs // 32 + 4) if codes else 0,
     }
     sizes = {

@@ -159,14 +159,14 @@ def _verified(
         compiled, program = compile_replay(compiler, folder, name, replay, context["flags"])
         listener.stage("compare it with the bundle")
         with Replay([str(program), str((folder / f"{name}.weights").absolute())], context) as running:
-            found = verify(model, step, running)
+            verified = verify(model, step, running)
         measured = {
-            "stack": found.stack,
+            "stack": verified.stack,
             "code": code_bytes(compiled),
             "flags": context["flags"],
             "compiler": compiler[0],
         }
-    return {"verified": f"compared with the bundle over {found.said}", "measured": measured}
+    return {"verified": f"compared with the bundle over {verified.said}", "measured": measured}
 
 
 def _write(folder: Path, file: str, template: str, context: dict[str, Any]) -> Path:

@@ -30,7 +30,7 @@ ALIGNED = 64
 TYPES = WEIGHTS | {np.dtype(np.int8): "int8_t", np.dtype(np.int32): "int32_t"}
 """Types of weights, and their names in C."""
 TOLD = ("trainer", "normaliser", "clip_actions", "rescale_actions", "clip_observations", "rest")
-"""Fields of a manifest's `family` that the header shows besides."""
+"""Fields of a manifest's `family` that the header shows in addition."""
 _TAKEN = re.findall(
     r"\S+",
     """
@@ -48,9 +48,9 @@ begin memcpy memset i linux unix
 
 def identifier(name: str) -> str:
     """Turn a name of the bundle's into a name of C."""
-    found = re.sub(r"\W", "_", name, flags=re.ASCII)
-    found = f"m_{found}" if not found[:1].isalpha() else found
-    return f"{found}_" if found in _TAKEN else found
+    plain = re.sub(r"\W", "_", name, flags=re.ASCII)
+    plain = f"m_{plain}" if not plain[:1].isalpha() else plain
+    return f"{plain}_" if plain in _TAKEN else plain
 
 
 def context_of(step: PlainStep, generated: Sequence[Generated], name: str, weights_file: bool) -> dict[str, Any]:
@@ -105,16 +105,21 @@ def context_of(step: PlainStep, generated: Sequence[Generated], name: str, weigh
         for key, each in zip(distinct, weights, strict=True)
     }
     programs = []
-    for number, made in enumerate(generated):
+    for number, part_in_c in enumerate(generated):
         part = (step, *step.shorter)[number].program
-        taken = [_cast(where[spec.name], KINDS[spec.dtype], spec.fixed, True) for spec in part.inputs]
-        for key, array in zip(keys_of(made.weights), made.weights, strict=True):
-            taken.append(_cast(stored[key], TYPES[array.dtype], array.shape, True))
-        taken += [_cast(where[spec.name], KINDS[spec.dtype], spec.fixed, False) for spec in part.outputs]
+        arguments = [_cast(where[spec.name], KINDS[spec.dtype], spec.fixed, True) for spec in part.inputs]
+        for key, array in zip(keys_of(part_in_c.weights), part_in_c.weights, strict=True):
+            arguments.append(_cast(stored[key], TYPES[array.dtype], array.shape, True))
+        arguments += [_cast(where[spec.name], KINDS[spec.dtype], spec.fixed, False) for spec in part.outputs]
         size, called = part.segment_length, f"{name}_{part.segment_length}" if number else name
         programs.append(
-            {"name": f"{called}_program", "length": size, "arguments": taken, "multiply_adds": made.multiply_adds}
-            | {"text": apart(made.source, size) if number else made.source}
+            {
+                "name": f"{called}_program",
+                "length": size,
+                "arguments": arguments,
+                "multiply_adds": part_in_c.multiply_adds,
+            }
+            | {"text": apart(part_in_c.source, size) if number else part_in_c.source}
         )
     return {
         "name": name,
@@ -128,7 +133,7 @@ def context_of(step: PlainStep, generated: Sequence[Generated], name: str, weigh
         "shared": any(state["shared"] for state in states),
         "partial": (batch > 1 and not lockstep) or (length > 1 and not exact),
         "several": bool(step.shorter),
-        "told": _told(manifest.family),
+        "told": _comment_lines(manifest.family),
         **{key: _number(manifest.family.get(key)) for key in ("rate", "clip_actions")},
         "latency": 0 if step.shorter else max((each["ahead"] for each in inputs), default=0) + length - 1,
         "inputs": inputs,
@@ -148,16 +153,18 @@ def context_of(step: PlainStep, generated: Sequence[Generated], name: str, weigh
 
 
 def keys_of(arrays: Iterable[Array]) -> list[tuple[Any, bytes, int]]:
-    """Return for each array its dtype, its bytes, and how many before it are the same: programs share one of a key.
+    """Return for each array its dtype, its bytes, and the number of equal arrays before it: programs share arrays of
+    one key.
 
-    Two arrays of one program never share, since its parameters are `restrict`, and the native step counts them.
+    For example, two equal arrays have keys that differ only in 0 and 1. Two arrays of one program never share, because
+    its parameters are `restrict`, and the native step counts them.
     """
-    met, found = Counter[tuple[Any, bytes]](), list[tuple[Any, bytes, int]]()
+    met, keys = Counter[tuple[Any, bytes]](), list[tuple[Any, bytes, int]]()
     for array in arrays:
         key = array.dtype, array.tobytes()
-        found.append((*key, met[key]))
+        keys.append((*key, met[key]))
         met[key] += 1
-    return found
+    return keys
 
 
 def native_context_of(step: PlainStep, packed: Packed, name: str, weights_file: bool) -> dict[str, Any]:
@@ -171,13 +178,15 @@ def native_context_of(step: PlainStep, packed: Packed, name: str, weights_file: 
     return context | {"native": native, "state_bytes": state_bytes, "start_bytes": 0, "flags": NATIVE_FLAGS}
 
 
-def _told(family: Mapping[str, Any]) -> list[str]:
-    """Write what a training says of its environment as lines of a comment, whatever a stranger's bundle has there."""
-    found: list[tuple[str, Any]] = [(key, family[key]) for key in TOLD if key in family]
+def _comment_lines(family: Mapping[str, Any]) -> list[str]:
+    """Write what the training recorded about its environment as lines of a comment; a stranger's bundle may hold any
+    text.
+    """
+    facts: list[tuple[str, Any]] = [(key, family[key]) for key in TOLD if key in family]
     for key in ("observations", "actions"):
         entries = family.get(key)
-        found += [(key, entry) for entry in (entries if isinstance(entries, list) else [])]
-    return [f"{key}: {json.dumps(value)}".replace("*/", "* /").replace("/*", "/ *") for key, value in found]
+        facts += [(key, entry) for entry in (entries if isinstance(entries, list) else [])]
+    return [f"{key}: {json.dumps(value)}".replace("*/", "* /").replace("/*", "/ *") for key, value in facts]
 
 
 def _number(value: Any) -> float | None:
@@ -205,25 +214,27 @@ def _float(value: float) -> str:
 
 def _entry(entry: Input | Output, name: str, batch: int, length: int) -> dict[str, Any]:
     shape, ctype = entry.sizes(batch, length), KINDS[entry.dtype]
-    found = {"name": name, "ctype": ctype, "shape": shape, "many": math.prod(shape), "ahead": entry.axes.ahead}
-    found["each"] = math.prod(shape) // (length + entry.axes.ahead) if entry.axes.positions else math.prod(shape)
-    found["vocab"] = entry.vocab if isinstance(entry, Input) else None
-    return found | {"blanks": _blanks(entry.axes, shape, ctype), "table": entry}
+    entry_context = {"name": name, "ctype": ctype, "shape": shape, "many": math.prod(shape), "ahead": entry.axes.ahead}
+    entry_context["each"] = (
+        math.prod(shape) // (length + entry.axes.ahead) if entry.axes.positions else math.prod(shape)
+    )
+    entry_context["vocab"] = entry.vocab if isinstance(entry, Input) else None
+    return entry_context | {"blanks": _blanks(entry.axes, shape, ctype), "table": entry}
 
 
 def _blanks(axes: Axes, shape: Sequence[int], ctype: str) -> list[dict[str, str]]:
     """Build the tables by which `blank` walks through an array: one per position axis, or one for sequences alone."""
     if axes.batch is None:
         return []
-    found = []
+    tables = []
     for position in axes.positions or (None,):
         near, far = sorted((axes.batch, axes.batch if position is None else position))
         sizes = [math.prod(shape[:near]), shape[near], math.prod(shape[near + 1 : far])]
         sizes += [shape[far] if far > near else 1, math.prod(shape[far + 1 :])]
         first = position is not None and position < axes.batch
         text = f"{{{', '.join(map(str, sizes))} * sizeof({ctype})}}"
-        found.append({"text": text, "first": "true" if first else "false"})
-    return found
+        tables.append({"text": text, "first": "true" if first else "false"})
+    return tables
 
 
 def _cast(value: str, ctype: str, shape: Sequence[int], read: bool) -> str:
@@ -235,15 +246,15 @@ def _cast(value: str, ctype: str, shape: Sequence[int], read: bool) -> str:
 
 def _distinct(names: Iterable[str], model: str) -> dict[str, str]:
     """Choose names of C for the bundle's names: distinct even in capitals, and none that the package uses itself."""
-    found: dict[str, str] = {}
+    names_in_c: dict[str, str] = {}
     own = re.compile(rf"(read|start|weight|{model})_|(u?int|idx|size)\w*_t$")
     for name in names:
         plain = identifier(name)
         plain = f"m_{plain}" if own.match(plain) else plain
-        while plain.upper() in map(str.upper, found.values()):
+        while plain.upper() in map(str.upper, names_in_c.values()):
             plain += "_"
-        found[name] = plain
-    return found
+        names_in_c[name] = plain
+    return names_in_c
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Segments that a step in C is tried on: sequences are idle, end early and begin anew along a chain."""
+"""Segments on which a step in C is tried: along the chain, sequences are idle, end early and are reset."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ FILLING = 64, 2000
 
 
 class Segment(NamedTuple):
-    """A segment: the sequences that begin anew before it, the valid positions of each, and the inputs by name."""
+    """A segment: the sequences that are reset before it, each one's number of valid positions, and the inputs by
+    name.
+    """
 
     which: NDArray[np.bool_]
     counts: Ids
@@ -37,7 +39,7 @@ def filling(manifest: Manifest, length: int) -> int:
 
 
 def segments(step: PlainStep, whole: int, mixed: int, seed: int) -> Iterator[Segment]:
-    """Yield `whole` whole segments, then `mixed` of all kinds.
+    """Yield `whole` segments in which all positions count, then `mixed` of all kinds.
 
     An input of one value per sequence and position may be a flag that clears the states, like `episode_start`. Random
     values would clear them in every step, so it stays 0 for `STEADY` segments, then 1.
@@ -63,14 +65,18 @@ def segments(step: PlainStep, whole: int, mixed: int, seed: int) -> Iterator[Seg
 
 
 def expected(stream: Stream, step: PlainStep, segment: Segment) -> dict[str, Array]:
-    """Run a segment on the bundle; where only shorter steps take its positions, fed and filled up with zeros."""
+    """Run a segment on the bundle and return its outputs; if only shorter steps take it, they run and zeros fill the
+    rest.
+
+    For example, {"y": [2, 5, 8]}.
+    """
     count = int(segment.counts[0])
     if not step.shorter or count in (0, step.program.segment_length):
         return stream.run(segment.inputs, lengths=segment.counts)
-    manifest, found = step.manifest, {}
+    manifest, results = step.manifest, {}
     fed = {entry.name: segment.inputs[entry.name][entry.axes.window(0, count)] for entry in manifest.given}
     outputs = stream.feed(fed)
     for entry in manifest.outputs:
-        found[entry.name] = np.zeros(entry.sizes(1, step.program.segment_length), np.dtype(entry.dtype))
-        found[entry.name][entry.axes.window(0, count)] = outputs[entry.name]
-    return found
+        results[entry.name] = np.zeros(entry.sizes(1, step.program.segment_length), np.dtype(entry.dtype))
+        results[entry.name][entry.axes.window(0, count)] = outputs[entry.name]
+    return results

@@ -78,13 +78,15 @@ def plain_step(bundle: Bundle, lengths: Sequence[int], batch_size: int | None) -
 def _check_cutting(step: PlainStep, lengths: Sequence[int]) -> None:
     """Refuse several lengths where the positions of a block are not one after another in each array."""
     manifest = step.manifest
-    given = f"--segment-length is {', '.join(map(str, lengths))}"
+    option = f"--segment-length is {', '.join(map(str, lengths))}"
     if lengths[-1] != 1:
-        raise UsageError(f"{given}, expected 1 among them, into which any rest can be cut; give --segment-length 1 too")
+        raise UsageError(
+            f"{option}, expected 1 among them, into which any rest can be cut; give --segment-length 1 too"
+        )
     if manifest.batch_size != 1 or manifest.can.run_ragged or manifest.counters:
         raise UsageError(
-            f"{given}: several lengths are for one sequence of a model with exact lengths; give --batch-size 1, or one "
-            "--segment-length"
+            f"{option}: several lengths are for one sequence of a model with exact lengths; give --batch-size 1, or "
+            "one --segment-length"
         )
     entries: list[Input | Output] = [*manifest.given, *manifest.outputs]
     for entry in entries:
@@ -92,7 +94,7 @@ def _check_cutting(step: PlainStep, lengths: Sequence[int]) -> None:
         ahead, ids = entry.axes.ahead, isinstance(entry, Input) and entry.vocab
         if any(size not in ("B", 1) for size in before) or ahead or ids or len(entry.axes.positions) > 1:
             raise UsageError(
-                f"{given}: {entry.name} is {list(entry.shape)}, expected features whose first axes are B and L, "
+                f"{option}: {entry.name} is {list(entry.shape)}, expected features whose first axes are B and L, "
                 "without look-ahead; give one --segment-length"
             )
 
@@ -131,9 +133,9 @@ def _source(manifest: Manifest, update: str, length: int) -> Program:
 
 def _whole_start(state: StateTensor, initial: Array) -> Array:
     """Broadcast a state's initial value, as `initial_values` has it, to the whole tensor's shape."""
-    if initial.ndim and state.update == "rolled":  # it is one row
+    if initial.ndim and state.update == "rolled":  # the first value is one memory row
         initial = initial.reshape(state.axes.sizes(1, 1))
-    elif initial.ndim:  # it is one sequence, whose leading axes may be left out
+    elif initial.ndim:  # the first value is one sequence's, and may lack leading axes
         sizes = [1] * (len(state.sequence_shape) - initial.ndim) + list(initial.shape)
         initial = state.axes.joined([initial.reshape(sizes)])
     return np.broadcast_to(initial, state.shape)

@@ -18,7 +18,7 @@ from txl_deploy.plain_c.segments import expected, segments
 from txl_deploy.plain_c.step import PlainStep
 
 STEPS, PLACES = 24, 64
-"""Steps that are recorded if the bundle's own do not fit, and values that are kept of each output."""
+"""Number of steps that are recorded if the bundle's own do not fit, and of values that are kept per output."""
 
 
 def stored_steps(model: Model, step: PlainStep, context: Mapping[str, Any]) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def stored_steps(model: Model, step: PlainStep, context: Mapping[str, Any]) -> d
     if wanted is None and "reached" in vectors:
         limit = limit_of("further") * reached(model, vectors)[0] + float32_limit()
     inputs = [
-        {**each, "text": _nested([_given(each["table"], vectors, at, batch, length) for at in _steps(vectors)])}
+        {**each, "text": _nested([_padded_input(each["table"], vectors, at, batch, length) for at in _steps(vectors)])}
         for each in context["inputs"]
     ]
     outputs = [_expected(each, vectors, step, limit) for each in context["outputs"]]
@@ -76,23 +76,23 @@ def _recorded(model: Model, step: PlainStep) -> dict[str, Array]:
         if each.which.any():
             stream.reset(np.flatnonzero(each.which))
         results.append(expected(stream, step, each))
-    found: dict[str, Array] = {
+    vectors: dict[str, Array] = {
         "length": np.full(len(steps), length),
         "counts": np.stack([each.counts for each in steps]),
         "reset": np.stack([each.which for each in steps]),
     }
     for entry in manifest.given:
-        found[f"input/{entry.name}"] = np.stack([each.inputs[entry.name] for each in steps])
+        vectors[f"input/{entry.name}"] = np.stack([each.inputs[entry.name] for each in steps])
     for output in manifest.outputs:
         size = math.prod(output.axes.alone.sizes(1, length))
         places = np.unique(np.linspace(0, size - 1, PLACES).astype(np.int64))
         own = [[output.axes.one(result[output.name], row) for row in range(manifest.batch_size)] for result in results]
-        found[f"place/{output.name}"] = places
-        found[f"output/{output.name}"] = np.array([[np.ravel(one)[places] for one in row] for row in own])
-    return found
+        vectors[f"place/{output.name}"] = places
+        vectors[f"output/{output.name}"] = np.array([[np.ravel(one)[places] for one in row] for row in own])
+    return vectors
 
 
-def _given(entry: Any, vectors: Mapping[str, Array], at: int, batch: int, length: int) -> Array:
+def _padded_input(entry: Any, vectors: Mapping[str, Array], at: int, batch: int, length: int) -> Array:
     """Return an input of one step in the package's shape, padded with zeros: [b, T] → [B, L]."""
     sizes = entry.sizes(batch, int(vectors["length"][at]))
     part = vectors[f"input/{entry.name}"][at][tuple(map(slice, sizes))]

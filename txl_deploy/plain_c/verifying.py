@@ -35,7 +35,7 @@ COUNTER = "counter "
 """Prefix of a counter's role among the names of states."""
 FILL = COUNTER + "fill"
 WHOLE = 64
-"""Bytes to whose multiples a stack's size is rounded up."""
+"""The stack's size in bytes is rounded up to a multiple of this."""
 
 
 class Verified(NamedTuple):
@@ -62,7 +62,11 @@ class Replay:
         self._process.communicate()
 
     def run(self, segment: Segment, wanted: bool) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Run a segment; return its outputs, and with `wanted` states and counters, by the names of the tables."""
+        """Run a segment; return its outputs and, with `wanted`, states and counters: two dictionaries by the tables'
+        names.
+
+        For example, ({"y": [2, 5, 8]}, {"h": [2, 32]}).
+        """
         context = self._context
         parts = [bytes([wanted]), segment.which.astype(np.uint8).tobytes(), segment.counts.tobytes()]
         parts += [np.ascontiguousarray(segment.inputs[each["table"].name]).tobytes() for each in context["inputs"]]
@@ -89,12 +93,12 @@ class Replay:
         return -(-int(struct.unpack("=QQ", rest)[0]) // WHOLE) * WHOLE
 
     def _read(self, shape: tuple[int, ...], dtype: str) -> Array:
-        found = np.zeros(shape, np.dtype(dtype))
+        array = np.zeros(shape, np.dtype(dtype))
         assert self._process.stdout is not None, "it is a pipe"
-        data = self._process.stdout.read(found.nbytes)
-        if len(data) != found.nbytes:
+        data = self._process.stdout.read(array.nbytes)
+        if len(data) != array.nbytes:
             raise self._ended()
-        return np.frombuffer(data, found.dtype).reshape(shape)
+        return np.frombuffer(data, array.dtype).reshape(shape)
 
     def _ended(self) -> CheckError:
         code = self._process.wait()
@@ -129,12 +133,12 @@ def verify(model: Model, step: PlainStep, replay: Replay) -> Verified:
             before = {}
         wanted = expected(stream, step, segment)
         poison = segment._replace(inputs=poisoned(manifest, segment.inputs, segment.counts))
-        found, states = replay.run(poison, number % facts.every == 0 or number >= whole)
+        outputs, states = replay.run(poison, number % facts.every == 0 or number >= whole)
         for entry in manifest.outputs:
-            _compare(entry, errors, distributions, (wanted[entry.name], found[entry.name]), segment.counts)
-            cleared = found[entry.name].copy()
+            _compare(entry, errors, distributions, (wanted[entry.name], outputs[entry.name]), segment.counts)
+            cleared = outputs[entry.name].copy()
             entry.axes.clear_uncounted(cleared, segment.counts)
-            bits.compare(UNCOUNTED, {entry.name: cleared}, {entry.name: found[entry.name]})
+            bits.compare(UNCOUNTED, {entry.name: cleared}, {entry.name: outputs[entry.name]})
         if states:
             held, fill = stream.state(), stream.fill
             for state in step.states:
@@ -150,12 +154,12 @@ def verify(model: Model, step: PlainStep, replay: Replay) -> Verified:
     failed = [gate for gate in gates if gate.passed is False]
     if failed:
         raise CheckError(
-            f"the C of this model is not the model: {'; '.join(map(_told, failed))}; use the library for C and C++ "
-            "(docs/embedding.md), or export the model in fp32"
+            f"the C of this model is not the model: {'; '.join(map(_gate_text, failed))}; use the library for C and "
+            "C++ (docs/embedding.md), or export the model in fp32"
         )
     shown = [gate for gate in gates if gate.name in (OUTPUTS, STATES, "KL mean of one chain")]
-    said = ", ".join(map(_told, shown or gates[:1]))
-    return Verified(f"{facts.segments} chained segments with resets and idle steps: {said}", replay.finish())
+    sentence = ", ".join(map(_gate_text, shown or gates[:1]))
+    return Verified(f"{facts.segments} chained segments with resets and idle steps: {sentence}", replay.finish())
 
 
 def _compare(entry: Output, errors: ChainErrors, distributions: Any, pair: tuple[Array, Array], counts: Ids) -> None:
@@ -193,5 +197,5 @@ def _compare_idle(
         bits.compare(IDLE, *sides)
 
 
-def _told(gate: Gate) -> str:
+def _gate_text(gate: Gate) -> str:
     return f"{gate.name} {gate.value:.2g} (limit {gate.limit:.2g})"

@@ -1,4 +1,6 @@
-"""Datastores: texts that a model has read, of each position its feature and the next token, searched at predictions."""
+"""Datastores: for each position of texts that a model has read, its feature and the next token, searched while
+predicting.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,9 @@ from typing import Literal
 from txl_runtime.errors import UsageError
 
 KNN, KNN_TEMPERATURE, KNN_WEIGHT = 32, 1.0, 0.25
-"""K, T and W if a command is given none; docs/datastore.md has curves over them."""
+"""Default K, T and W of commands; docs/datastore.md has curves over them."""
 MOST = 1024
-"""Most neighbours."""
+"""Maximum number of neighbours."""
 
 
 @dataclass(frozen=True)

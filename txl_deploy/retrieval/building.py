@@ -1,7 +1,7 @@
-"""Build a datastore: every text is fed from fresh memory, and of each position the feature and the next token are kept.
+"""Builds a datastore: feeds every text from empty memory, and keeps each position's feature and next token.
 
-What was read is committed every `COMMIT_ROWS` positions: the files are written through to the disk, then the model's
-state, then the header that counts them. So a build that was killed goes on from its last commit, with the same bits.
+Every `COMMIT_ROWS` positions are committed: the files are flushed to the disk, then the model's state, then the header
+that counts the rows. A build that was killed continues from its last commit, and gives the same bits.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from txl_deploy.retrieval.searching import EXACT_ROWS, require_faiss, write_inde
 from txl_deploy.retrieval.store import feature_columns, require_feature
 
 COMMIT_ROWS = 1 << 14
-"""Positions after which a build commits: at most these are read again after a kill."""
+"""Number of positions between two commits; at most these are read again after a kill."""
 COLUMNS = (FEATURES, TOKENS, PARTS)
 
 
@@ -62,8 +62,8 @@ class Writer:
     """A datastore that is being built, locked against a second build.
 
     Attributes:
-        header: what is committed.
-        texts: the hashes of the texts that are whole.
+        header: the committed header.
+        texts: hashes of the texts that are complete.
     """
 
     def __init__(self, folder: Path, model_id: str, width: int, feature: Feature = "softmax") -> None:
@@ -79,7 +79,7 @@ class Writer:
 
     def __exit__(self, *error: object) -> None:
         for file in self._files.values():
-            with contextlib.suppress(OSError):  # a full disk; what is not committed does not count
+            with contextlib.suppress(OSError):  # e.g. a full disk; rows that are not committed do not count
                 file.close()
 
     def find(self, append: bool) -> None:
@@ -115,7 +115,7 @@ class Writer:
             raise UsageError(f"{folder}: holds {odd[0]}, expected an empty folder; choose another -o")
 
     def _hold(self, create: int) -> None:
-        """Open and lock the files; `create` is `os.O_CREAT` where they may be missing."""
+        """Open and lock the files; `create` is `os.O_CREAT` if they may be missing."""
         flags = os.O_RDWR | create | NO_LINK | BINARY
         place = self._folder
         try:
@@ -143,9 +143,9 @@ class Writer:
         write_header(self._folder, self.header)
 
     def begun(self, sha256: str | None) -> tuple[int, StreamState | None]:
-        """Return the rows that a text has already, and the model's state behind them.
+        """Return the number of rows that a text has already, and the model's state after them.
 
-        Those of a different text are dropped, and for None all that are of no whole text.
+        Rows of a different incomplete text are dropped; for None, rows of any incomplete text.
         """
         begun, self._open = self._open, None
         if begun is None:
@@ -159,26 +159,31 @@ class Writer:
         return 0, None
 
     def _cut(self, name: str, size: int) -> None:
-        """Cut a file to a size, and go on behind it."""
-        if (found := self._files[name].seek(0, os.SEEK_END)) < size:
-            raise UsageError(f"{self._folder / name}: has {found} bytes, expected {size}; build into a new folder")
+        """Cut a file to a size, and continue at its end."""
+        if (size_of_file := self._files[name].seek(0, os.SEEK_END)) < size:
+            raise UsageError(
+                f"{self._folder / name}: has {size_of_file} bytes, expected {size}; build into a new folder"
+            )
         self._files[name].truncate(size)
         self._files[name].seek(size)
 
     def add(self, features: Halves, tokens: Ids) -> None:
-        """Add rows: features float16 [n, F], and the tokens after them, int32 [n]."""
+        """Add rows: features float16 [n, F], and the tokens after them, int32 [n].
+
+        For example, features [64, 512] and tokens [64].
+        """
         self._files[FEATURES].write(features.astype("<f2").tobytes())
         self._files[TOKENS].write(tokens.astype("<i4").tobytes())
         self._rows += len(tokens)
 
     def pause(self, sha256: str, state: StreamState) -> None:
-        """Commit rows of a text that is not whole yet, with the model's state behind them."""
+        """Commit rows of an incomplete text, with the model's state after them."""
         name = f"state-{self._rows}.safetensors"
         write_named(self._folder / name, state.to_bytes())
         self._commit(Begun(sha256=sha256, first=self._first, state=name))
 
     def end(self, name: str, sha256: str) -> None:
-        """Note that a text is whole."""
+        """Note that a text is complete."""
         part = Part(name=name, sha256=sha256, first=self._first, rows=self._rows - self._first)
         self._files[PARTS].write(msgspec.json.encode(part) + b"\n")
         self.texts.add(sha256)
@@ -207,7 +212,7 @@ class Writer:
         write_header(self._folder, self.header)
 
     def _index(self, display: Display) -> int:
-        """Write the index, if the store is large; return the rows for which its clusters were found."""
+        """Write the index, if the store is large; return the number of rows from which its clusters were computed."""
         rows, held = self._rows, self.header.clustered
         if rows <= EXACT_ROWS:
             return 0
@@ -228,7 +233,7 @@ class Writer:
         return int(faiss.read_index(str(self._folder / INDEX), faiss.IO_FLAG_MMAP).ntotal)
 
     def _commit(self, begun: Begun | None) -> None:
-        """Write everything through to the disk, then the header that counts it."""
+        """Flush everything to the disk, then write the header that counts it."""
         for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())
@@ -248,9 +253,9 @@ def build(
     named: str | None = None,
     recursive: bool = False,
 ) -> dict[str, Any]:
-    """Build a datastore of all documents of files and folders, or go on with one.
+    """Build a datastore from all documents in files and folders, or continue one.
 
-    A document whose token ids are there already is left out.
+    A document whose token ids are in the store already is left out.
 
     Raises:
         TxlError: a text cannot be read, or the folder cannot be written; what was committed is kept.
@@ -267,8 +272,8 @@ def build(
         require_feature(folder, writer.header, columns)
         display = opened.enter_context(Display())
         display.stage("count tokens")
-        found = {hash_of(unit.own): len(unit.ids) - 1 for unit in documents(corpora, encoder)}
-        new = {sha256: rows for sha256, rows in found.items() if sha256 not in writer.texts}
+        known = {hash_of(unit.own): len(unit.ids) - 1 for unit in documents(corpora, encoder)}
+        new = {sha256: rows for sha256, rows in known.items() if sha256 not in writer.texts}
         rows = sum(new.values())
         if not rows and not writer.texts:
             raise UsageError(f"{folder}: the texts hold no two tokens, expected at least one position; give more text")
@@ -282,8 +287,8 @@ def build(
                 _read(model, writer, display, documents(corpora, encoder), rows, columns[writer.header.feature])
                 writer.finish(display)
             except (KeyboardInterrupt, SystemExit):
-                kept = writer.header.rows
-                display.warn(f"{folder}: keeps {kept:,} positions; the same command goes on behind them")
+                rows_before = writer.header.rows
+                display.warn(f"{folder}: keeps {rows_before:,} positions; the same command goes on behind them")
                 raise
             except OSError as error:
                 raise TxlError(
@@ -294,7 +299,7 @@ def build(
         "rows": writer.header.rows,
         "added": rows,
         "texts": len(writer.texts),
-        "already_there": len(found) - len(new),
+        "already_there": len(known) - len(new),
         "width": width,
         "feature": writer.header.feature,
         "search": "clusters" if writer.header.clustered else "exact",
@@ -303,7 +308,7 @@ def build(
 
 
 def _read(model: Model, writer: Writer, display: Display, units: Iterator[Unit], total: int, columns: slice) -> None:
-    """Feed every text that is not whole, and add its rows: some columns of those that the model returns."""
+    """Feed every text that is not complete, and add some columns of the rows that the model returns."""
     stream, chunk = model.stream(1), model.segment_lengths[0] * SEGMENTS_PER_CALL
     display.stage("read texts", total)
     for unit in units:
@@ -334,7 +339,7 @@ def _read(model: Model, writer: Writer, display: Display, units: Iterator[Unit],
 
 
 def documents(corpora: list[Corpus], encoder: Encoder) -> Iterator[Unit]:
-    """Yield the documents that have a position, as token ids; raises UsageError for one that cannot be read."""
+    """Yield the token ids of documents with at least one position; raise UsageError for one that cannot be read."""
     for corpus in corpora:
         for document in corpus.documents(lambda index, weight: False):
             unit = encoder.unit(document)
@@ -345,7 +350,7 @@ def documents(corpora: list[Corpus], encoder: Encoder) -> Iterator[Unit]:
 
 
 def _say_sizes(display: Display, folder: Path, rows: int, total: int, width: int) -> None:
-    """Say how large the store becomes; refuse a store that the disk has no room for, or that faiss is missing for."""
+    """Print the store's final size; refuse a store that does not fit the disk, or that needs faiss if it is missing."""
     require_faiss(total)
     index = (width + 8) * total if total > EXACT_ROWS else 0
     needed = rows * (2 * width + 4) + index

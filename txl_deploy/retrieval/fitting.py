@@ -1,7 +1,7 @@
-"""Fit a datastore's gate on a text that the store has not read: W of each position, and where to search at all.
+"""Fits a datastore's gate on a text that the store has not read: W for each position, and whether to search there.
 
-The text's positions are cut into three parts, one behind the other: the network learns on the first, its best round and
-its bound are chosen on the second, and the third, which it never saw, is what the figures are of.
+The text's positions are cut into three parts: the network is trained on the first, the second selects its best round
+and its bound, and the third, which training never saw, gives the figures.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from txl_deploy.retrieval.gate import BATCH, BUNDLE, FARTHEST, About, gate_input
 from txl_deploy.retrieval.store import Store, open_store, softmax
 
 LEAST, MOST = 1000, 1 << 17
-"""Positions of a text: at least; and most that are read, whose distances to 32 neighbours take 50 MB."""
+"""Minimum and maximum number of a text's positions; distances of the maximum to 32 neighbours take 50 MB."""
 PARTS = (0.6, 0.8)
 """Ends of the first two of the three parts of the text."""
 TEMPERATURES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 SHARES = tuple(step / 20 for step in range(1, 20))
-"""Values of T and of one W for all positions that are tried, 0.05 … 0.95."""
+"""Values that are tried for T and for one W for all positions, 0.05 … 0.95."""
 BOUNDS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 KEPT = 0.98
-"""Share of the gain that the bound keeps, if none is given: the largest of `BOUNDS` that does is taken."""
+"""Share of the gain that must remain with a bound that is chosen here: the largest such bound in `BOUNDS` is taken."""
 LEAST_LIKELY = 1e-20
-"""Probability of a token below which a loss does not grow, where neither the model nor a neighbour expects it."""
+"""Minimum probability of a token in a loss, for tokens that neither the model nor a neighbour expects."""
 WIDTH, ROUNDS, ROWS, RATE = 64, 30, 512, 2e-3
-"""The network's hidden numbers; its rounds over the text, positions of a step, and the rate of Adam."""
+"""The network's hidden width, its rounds over the text, positions per step, and Adam's rate."""
 LARGEST = 0.99
 """Largest W, so that the model always keeps a share."""
 Doubles = NDArray[np.float64]
@@ -73,14 +73,17 @@ class Network(nn.Module):
         return torch.cat([feature, entropy, near], dim=1)
 
     def forward(self, feature: Tensor, entropy: Tensor, distances: Tensor) -> tuple[Tensor, Tensor]:
-        """Return both W."""
+        """Return both W of the class, [n, 1] each.
+
+        For example, feature [2, 512], entropy [2, 1] and squared distances [2, 8] give [2, 1] twice.
+        """
         row = (self._row(feature, entropy, distances) - self.mean) * self.scale
         before, after = self.before(row[:, : self.known]), self.after(row)
         return LARGEST * torch.sigmoid(before), LARGEST * torch.sigmoid(after)
 
 
 class _Recorder:
-    """A datastore that keeps what a stream asks for, and changes nothing: the stream scores as without one."""
+    """A datastore that records each search and changes nothing: the stream scores as without a datastore."""
 
     def __init__(self, store: Store) -> None:
         self.store, self.parts = store, list[tuple[Floats, Doubles, Ids, Doubles]]()
@@ -93,12 +96,12 @@ class _Recorder:
 
 
 class Positions:
-    """Positions of a text, one behind the other.
+    """Consecutive positions of a text.
 
     Attributes:
         inputs: the gate's inputs by name, float32 [n, ...].
         far: squared distances, float64 [n, K].
-        hits: where a neighbour is followed by the token that the text goes on with, bool [n, K].
+        hits: True for neighbours whose next token is the text's next token, bool [n, K].
         nll: the model's own negative log-likelihoods, float64 [n], in nats.
     """
 
@@ -111,12 +114,12 @@ class Positions:
         return Positions(inputs, self.far[first:end], self.hits[first:end], self.nll[first:end])
 
     def found(self, temperature: float) -> Doubles:
-        """Return p_neighbours of the tokens that the text goes on with, float64 [n]."""
-        found: Doubles = (softmax(self.far, temperature) * self.hits).sum(axis=1)
-        return found
+        """Return p_neighbours of the text's next tokens, float64 [n]."""
+        probability: Doubles = (softmax(self.far, temperature) * self.hits).sum(axis=1)
+        return probability
 
     def loss(self, weight: float | Doubles, found: Doubles) -> float:
-        """Return the mean negative log-likelihood of the mixture, in bits, for one W or for one of each position."""
+        """Return the mixture's mean negative log-likelihood in bits, for one W or for a W per position."""
         return float(-np.log2(np.maximum(weight * found + (1 - weight) * np.exp(-self.nll), LEAST_LIKELY)).mean())
 
 
@@ -128,7 +131,7 @@ def fit(
     temperature: float | None = None,
     bound: float | None = None,
 ) -> dict[str, Any]:
-    """Fit the gate of a datastore, export it to the datastore's folder, and return what it gains.
+    """Fit the gate of a datastore, export it to the datastore's folder, and return its gain.
 
     Raises:
         UsageError: a number is out of range; or the text is too short, or cannot be read.
@@ -190,7 +193,7 @@ def fit(
 
 
 def _positions(model: Model, store: Store, heldout: Path, display: Display) -> Positions:
-    """Return all positions of a text, or of a folder's, searched without the rows of the text itself."""
+    """Return all positions of a text or of a folder's texts, searched without the rows of the text itself."""
     stream, chunk = model.stream(1), model.segment_lengths[0] * SEGMENTS_PER_CALL
     recorder, nll, targets, count, held = _Recorder(store), list[Floats](), list[Ids](), 0, 0
     units = list[Unit]()
@@ -224,36 +227,36 @@ def _positions(model: Model, store: Store, heldout: Path, display: Display) -> P
 
 
 def _learnt(learn: Positions, choose: Positions, heat: float, display: Display) -> Network:
-    """Return the network of the round that is best on the positions to choose by."""
+    """Return the network after the round that is best on the second part."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         network = Network(learn.inputs)
         optimizer = torch.optim.Adam(network.parameters(), lr=RATE)
         tensors = [*map(torch.from_numpy, learn.inputs.values())]
-        found, alone = (torch.from_numpy(each).float() for each in (learn.found(heat), np.exp(-learn.nll)))
-        best, kept = np.inf, network.state_dict()
+        neighbours, alone = (torch.from_numpy(each).float() for each in (learn.found(heat), np.exp(-learn.nll)))
+        best, best_state = np.inf, network.state_dict()
         display.stage("learn", ROUNDS)
         for _ in range(ROUNDS):
-            for rows in torch.split(torch.randperm(len(found)), ROWS):
+            for rows in torch.split(torch.randperm(len(neighbours)), ROWS):
                 loss = torch.zeros(())
                 for weight in network(*(part[rows] for part in tensors)):
                     share = weight[:, 0]
-                    loss = loss - torch.log(share * found[rows] + (1 - share) * alone[rows] + LEAST_LIKELY).mean()
+                    loss = loss - torch.log(share * neighbours[rows] + (1 - share) * alone[rows] + LEAST_LIKELY).mean()
                 optimizer.zero_grad()
                 torch.autograd.backward(loss)
                 optimizer.step()
             display.advance()
             judged = sum(choose.loss(weight, choose.found(heat)) for weight in _weights(network, choose))
             if judged < best:
-                best, kept = judged, {name: part.clone() for name, part in network.state_dict().items()}
-        network.load_state_dict(kept)
+                best, best_state = judged, {name: part.clone() for name, part in network.state_dict().items()}
+        network.load_state_dict(best_state)
     return network.eval()
 
 
 def _weights(network: Network, positions: Positions) -> list[Doubles]:
     with torch.no_grad():
-        found = network(*map(torch.from_numpy, positions.inputs.values()))
-    return [weight[:, 0].numpy().astype(np.float64) for weight in found]
+        weights = network(*map(torch.from_numpy, positions.inputs.values()))
+    return [weight[:, 0].numpy().astype(np.float64) for weight in weights]
 
 
 def _figures(network: Network, positions: Positions, heat: float, bound: float) -> tuple[float, float]:

@@ -1,7 +1,7 @@
-"""The folder of a datastore: what its files are, and how they are checked before they are believed.
+"""The folder of a datastore: its files, and their checks before they are used.
 
-Features and tokens are plain arrays, row after row, that are memory-mapped; `parts.jsonl` has a line for each text. The
-header says how many bytes of each file count, so a file may be longer while the store is built, never shorter.
+Features and tokens are plain arrays, row after row, which are memory-mapped; `parts.jsonl` has a line for each text.
+The header says how many bytes of each file count, so while the store is built a file may be longer, never shorter.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from txl_runtime.types import Ids
 HEADER, FEATURES, TOKENS, PARTS, INDEX = "datastore.json", "features.f16", "tokens.i32", "parts.jsonl", "index.faiss"
 AGAIN = "build a new one"
 BLOCK = 1 << 15
-"""Rows that are read at a time."""
+"""Number of rows that are read at a time."""
 Count = Annotated[int, Meta(ge=0, lt=2**53)]
 Sha = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 Halves = NDArray[np.float16]
@@ -45,14 +45,14 @@ class Part(Struct, frozen=True, kw_only=True):
 
 
 class Held(Struct, frozen=True):
-    """A file: the bytes that count, and their SHA-256, which is None until the store is complete."""
+    """A file: the number of its bytes that count, and their SHA-256; None until the store is complete."""
 
     bytes: Count
     sha256: Sha | None = None
 
 
 class Begun(Struct, frozen=True, kw_only=True):
-    """A text of which only the first rows are there: its hash, its first row, and the file of the model's state."""
+    """A text of which only the first rows are stored: its hash, its first row, and the file with the model's state."""
 
     sha256: Sha
     first: Count
@@ -65,10 +65,10 @@ class Header(Struct, frozen=True, kw_only=True):
     Attributes:
         model_id: the model whose features these are.
         width: F, numbers of a feature.
-        feature: what it is: what entered the softmax, or the last feed-forward layer.
+        feature: the kind of feature: the input of the softmax, or of the last feed-forward layer.
         rows: positions.
         files: every file by its name.
-        complete: whether the build has ended; if not, it goes on with the same command.
+        complete: True if the build has ended; if not, the same command continues it.
         begun: the text that was being read.
         clustered: rows that the index was trained for; 0 for no index.
     """
@@ -85,7 +85,7 @@ class Header(Struct, frozen=True, kw_only=True):
 
 
 def hash_of(ids: Ids) -> str:
-    """Return the SHA-256 of token ids, as little-endian int32, by which a text is known again."""
+    """Return the SHA-256 of token ids, as little-endian int32, which identifies a text, e.g. "9f2c…" of 64 digits."""
     return hashlib.sha256(ids.astype("<i4").tobytes()).hexdigest()
 
 
@@ -121,7 +121,11 @@ def read_header(folder: Path, model_id: str) -> Header:
 
 
 def write_header(folder: Path, header: Header) -> None:
-    """Write the header in one step; raises TxlError where the folder has no room or rights."""
+    """Write the header in one step.
+
+    Raises:
+        TxlError: the disk is full, or the folder cannot be written.
+    """
     write_named(folder / HEADER, msgspec.json.format(msgspec.json.encode(header)))
 
 
@@ -131,17 +135,17 @@ def file_hash(place: Path, size: int) -> str:
     Raises:
         UsageError: it is missing or shorter.
     """
-    told, left = hashlib.sha256(), size
+    digest, left = hashlib.sha256(), size
     try:
         with open_plain(place) as (file, _):
             while left and (piece := file.read(min(left, 1 << 22))):
-                told.update(piece)
+                digest.update(piece)
                 left -= len(piece)
     except OSError as error:
         raise UsageError(f"{place}: {error.strerror or error}, expected a file of the datastore; {AGAIN}") from None
     if left:
         raise UsageError(f"{place}: has {size - left} bytes, expected {size}; {AGAIN}")
-    return told.hexdigest()
+    return digest.hexdigest()
 
 
 def check_files(folder: Path, header: Header) -> None:
@@ -156,8 +160,8 @@ def check_files(folder: Path, header: Header) -> None:
             "the same command, or wait where a build still runs"
         )
     for name, held in header.files.items():
-        if (found := file_hash(folder / name, held.bytes)) != held.sha256:
-            raise UsageError(f"{folder / name}: its hash is {found[:12]}, expected {str(held.sha256)[:12]}; {AGAIN}")
+        if (digest := file_hash(folder / name, held.bytes)) != held.sha256:
+            raise UsageError(f"{folder / name}: its hash is {digest[:12]}, expected {str(held.sha256)[:12]}; {AGAIN}")
 
 
 def read_parts(folder: Path, header: Header) -> list[Part]:
@@ -166,23 +170,26 @@ def read_parts(folder: Path, header: Header) -> list[Part]:
     Raises:
         UsageError: a line is damaged, its rows do not follow those before it, or rows of a whole store are of no text.
     """
-    place, found, end = folder / PARTS, list[Part](), 0
+    place, parts, end = folder / PARTS, list[Part](), 0
     try:
         with open_plain(place) as (file, _):
             for line in file.read(header.files[PARTS].bytes).splitlines():
                 part = msgspec.json.decode(line, type=Part)
                 if part.first != end or (end := end + part.rows) > header.rows:
                     raise ValueError(f"{brief(part.name)} begins at row {part.first}")
-                found.append(part)
+                parts.append(part)
         if header.complete and end != header.rows:
             raise ValueError(f"its texts have {end} rows, and the store {header.rows}")
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{place}: {brief(one_line(error))}, expected a line for each text; {AGAIN}") from None
-    return found
+    return parts
 
 
 def mapped(folder: Path, header: Header) -> tuple[Halves, Ids]:
-    """Return the features, float16 [rows, F], and the tokens, int32 [rows], from the mapped files."""
+    """Return the features, float16 [rows, F], and the tokens, int32 [rows], from the mapped files.
+
+    For example, [100000, 512] and [100000].
+    """
     shape = header.rows, header.width
     features: Halves = np.memmap(folder / FEATURES, "<f2", "r", shape=shape)
     tokens: Ids = np.memmap(folder / TOKENS, "<i4", "r", shape=shape[:1])
@@ -190,7 +197,7 @@ def mapped(folder: Path, header: Header) -> tuple[Halves, Ids]:
 
 
 def first_unusable(features: Halves) -> int | None:
-    """Return the first row that holds NaN or infinity, of float16 [rows, F]; None if none does."""
+    """Return the first row of float16 [rows, F] that holds NaN or infinity; None if no row does."""
     for first in range(0, len(features), BLOCK):
         some = np.isfinite(features[first : first + BLOCK]).all(axis=1)
         if not some.all():

@@ -1,8 +1,8 @@
-"""The gate of a datastore: a small network that says, of each position, W and whether a search is worth its time.
+"""The gate of a datastore: a small network that computes W for each position, and whether a search is worth its time.
 
-It is a bundle as any other, `gate.txl` in the datastore's folder, and `gate.json` says what it was fitted for. Its
-step has two outputs: `before` is W by the feature and the entropy alone, and where it is below a bound no search is
-made; `weight` is W by the distances too.
+It is an ordinary bundle, `gate.txl` in the datastore's folder, and `gate.json` says what it was fitted for. Its step
+has two outputs: `before` is W from the feature and the entropy alone; below a bound, no search is made. `weight` is W
+from the distances too.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from txl_deploy.retrieval.folder import Feature, Header, Sha
 
 BUNDLE, ABOUT = "gate.txl", "gate.json"
 BATCH = 64
-"""Positions that a gate computes at a time."""
+"""Number of positions that a gate computes at a time."""
 FARTHEST = 1e30
-"""Squared distance in place of a neighbour that is not there."""
+"""Squared distance that stands for a missing neighbour."""
 AGAIN = "fit it again with `txl-deploy datastore fit`"
 
 
@@ -59,13 +59,18 @@ class Gate:
         self.about, self._model, self._own = about, model, threading.local()
 
     def worthwhile(self, features: Floats, entropy: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Return where a search is made, bool [n], by features float32 [n, F] and entropies [n] in nats."""
+        """Return for each position whether to search there, bool [n], from features float32 [n, F] and entropies [n] in
+        nats.
+
+        For example, [True, False] for entropies [3.1, 0.02].
+        """
         far = np.zeros((len(features), self.about.neighbours))
-        found: NDArray[np.bool_] = self._run("before", features, entropy, far) >= self.about.bound
-        return found
+        mask: NDArray[np.bool_] = self._run("before", features, entropy, far) >= self.about.bound
+        return mask
 
     def weights(self, features: Floats, entropy: NDArray[np.float64], far: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return W of each position, float64 [n], by squared distances [n, at most K] too.
+        """Return W of each position, float64 [n], from squared distances [n, at most K] too: [0.3, 0.0] for two
+        positions.
 
         Raises:
             UsageError: the gate returned something else.
@@ -75,7 +80,7 @@ class Gate:
     def _run(
         self, output: str, features: Floats, entropy: NDArray[np.float64], far: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        stream, found = getattr(self._own, "stream", None), np.zeros(len(features))
+        stream, weights = getattr(self._own, "stream", None), np.zeros(len(features))
         if stream is None:
             stream = self._own.stream = self._model.stream()
         for first in range(0, len(features), BATCH):
@@ -90,14 +95,17 @@ class Gate:
             for name, part in inputs.items():
                 padded[name][:count, : part.shape[1]] = part
             ran = stream.run(padded, (np.arange(BATCH) < count).astype(np.int32))
-            found[first : first + count] = ran[output][:count, 0]
-        if not ((found >= 0) & (found <= 1)).all():
+            weights[first : first + count] = ran[output][:count, 0]
+        if not ((weights >= 0) & (weights <= 1)).all():
             raise UsageError(f"the gate of the datastore returned a W that is not from 0 to 1; {AGAIN}")
-        return found
+        return weights
 
 
 def gate_inputs(features: Floats, entropy: Array, far: Array) -> dict[str, Floats]:
-    """Return a gate's inputs, float32 [n, ...] each, by name."""
+    """Return a gate's inputs, float32 [n, ...] each, by name.
+
+    For example, {"feature": [2, 512], "entropy": [2, 1]}.
+    """
     return {
         "feature": features.astype(np.float32),
         "entropy": entropy[:, None].astype(np.float32),

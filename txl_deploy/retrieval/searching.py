@@ -1,7 +1,7 @@
-"""The search for the nearest rows: exact up to a size, and from there by faiss, which looks into the nearest clusters.
+"""The search for the nearest rows: exact for small stores; faiss searches the nearest clusters of large ones.
 
-Both find candidates, a few more than are asked for, with float32 or coded distances. The distances that count are
-computed from the float16 rows in float64, and the nearest of the candidates are taken by these.
+Both find some more candidates than are asked for, with float32 or coded distances. Then the distances of the candidates
+are computed from the float16 rows in float64, and the nearest are returned.
 """
 
 from __future__ import annotations
@@ -21,27 +21,30 @@ from txl_deploy.extras import require
 from txl_deploy.retrieval.folder import BLOCK, INDEX, Halves
 
 EXACT_ROWS = 1 << 17
-"""Most rows of an exact search, whose float32 copy of 192 numbers a row then takes 100 MB."""
+"""Maximum number of rows for an exact search; their float32 copy, of 192 numbers a row, takes 100 MB."""
 PROBES = 32
-"""Clusters that are looked into, of about √rows: 8 % of 2^17 rows, 1 % of 10^7."""
+"""Number of clusters that are searched, of about √rows: 8 % of 2^17 rows, 1 % of 10^7."""
 SAMPLE = 64
-"""Rows by which each cluster's centre is found; faiss warns below 39."""
+"""Number of rows per cluster from which its centre is computed; faiss warns below 39."""
 QUERIES = 16
-"""Queries that are compared with all rows at a time: 16 × 2^17 distances are 8 MB."""
+"""Number of queries that are compared with all rows at a time: 16 × 2^17 distances are 8 MB."""
 Rows = NDArray[np.int64]
 Hidden = tuple[int, int]
-"""First row and end of a text that is not to be found; (0, 0) for none."""
+"""First row and end of a text that must not be found; (0, 0) for none."""
 
 
 class Search(Protocol):
-    """A search for candidates."""
+    """The protocol of a search, which finds rows that are near queries; `nearest` then ranks them."""
 
     def candidates(self, queries: Floats, count: int, hidden: Hidden) -> Rows:
-        """Return the rows next to queries float32 [n, F], int64 [n, count]; -1 where there are fewer."""
+        """Return rows near queries float32 [n, F], int64 [n, count]; -1 if there are fewer.
+
+        For example, [[812, 17, -1]] for one query and `count` 3.
+        """
 
 
 class Exact(Search):
-    """A comparison with every row."""
+    """A search that compares every row."""
 
     def __init__(self, features: NDArray[np.floating]) -> None:
         self._rows = features.astype(np.float32)
@@ -49,26 +52,27 @@ class Exact(Search):
 
     def candidates(self, queries: Floats, count: int, hidden: Hidden) -> Rows:
         count = min(count, len(self._rows))
-        found = np.full((len(queries), count), -1, np.int64)
+        rows = np.full((len(queries), count), -1, np.int64)
         for first in range(0, len(queries), QUERIES):
             far = self._norms - 2 * (queries[first : first + QUERIES] @ self._rows.T)
             far[:, slice(*hidden)] = np.inf
-            for row, into in zip(far, found[first : first + QUERIES], strict=True):
+            for row, into in zip(far, rows[first : first + QUERIES], strict=True):
                 some = np.flatnonzero(row <= np.partition(row, count - 1)[count - 1])
-                some = some[np.argsort(row[some], kind="stable")][:count]  # of ties the first rows
+                # of rows at the same distance, take the first
+                some = some[np.argsort(row[some], kind="stable")][:count]
                 some = some[row[some] < np.inf]
                 into[: len(some)] = some
-        return found
+        return rows
 
 
 class Clustered(Search):
-    """faiss's index of clusters for features of a shape, [rows, F]: 8 bits a number, mapped from the file."""
+    """faiss's index of clusters for features [rows, F]: 8 bits a number, mapped from the file."""
 
     def __init__(self, folder: Path, shape: tuple[int, ...]) -> None:
         faiss = _faiss("a datastore of this size")
         try:
             self._index, self._faiss = faiss.read_index(str(folder / INDEX), faiss.IO_FLAG_MMAP), faiss
-        except RuntimeError:  # its own text has addresses and line numbers of its source
+        except RuntimeError:  # faiss's own message has addresses and line numbers of its source
             raise UsageError(f"{folder / INDEX}: faiss cannot read it, expected its index; build it again") from None
         if (self._index.ntotal, self._index.d) != shape:
             raise UsageError(
@@ -82,25 +86,26 @@ class Clustered(Search):
             text = faiss.IDSelectorRange(*hidden)
             chosen = faiss.IDSelectorNot(text)
         how = faiss.SearchParametersIVF(nprobe=PROBES, sel=chosen)
-        found: Rows = self._index.search(np.ascontiguousarray(queries, np.float32), count, params=how)[1]
-        return found
+        rows: Rows = self._index.search(np.ascontiguousarray(queries, np.float32), count, params=how)[1]
+        return rows
 
 
 def nearest(
     search: Search, features: NDArray[np.floating], queries: Floats, count: int, hidden: Hidden
 ) -> tuple[Rows, NDArray[np.float64]]:
-    """Return the nearest rows, int64 [n, count], and squared distances, float64; infinite where there are fewer.
+    """Return the nearest rows, int64 [n, count], and squared distances, float64; infinite if there are fewer rows.
 
-    Of rows at the same distance the first is nearer, where the search finds all of them.
+    For example, [[812, 17]] and [[0.5, 2.0]]. Of rows at the same distance the first is nearer, if the search finds all
+    of them.
     """
-    found = search.candidates(queries, 2 * count + 16, hidden)
-    found.sort(axis=1)
-    far = np.full(found.shape, np.inf)
-    for query, rows, into in zip(queries, found, far, strict=True):
+    candidates = search.candidates(queries, 2 * count + 16, hidden)
+    candidates.sort(axis=1)
+    far = np.full(candidates.shape, np.inf)
+    for query, rows, into in zip(queries, candidates, far, strict=True):
         there = rows >= 0
         into[there] = np.square(features[rows[there]].astype(np.float64) - query).sum(axis=1)
     order = np.argsort(far, axis=1, kind="stable")[:, :count]
-    return np.take_along_axis(found, order, 1), np.take_along_axis(far, order, 1)
+    return np.take_along_axis(candidates, order, 1), np.take_along_axis(far, order, 1)
 
 
 def write_index(
@@ -132,12 +137,12 @@ def write_index(
         told(len(some))
     try:
         faiss.write_index(index, str(place))
-    except RuntimeError:  # of a full disk; its own text has line numbers of its source
+    except RuntimeError:  # e.g. a full disk; faiss's own message has line numbers of its source
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from None
 
 
 def require_faiss(rows: int) -> None:
-    """Refuse a store that is too large for an exact search where faiss is missing; raises BackendError."""
+    """Raise BackendError for a store that is too large for an exact search, if faiss is missing."""
     if rows > EXACT_ROWS:
         require("a datastore of this size", "knn", "faiss")
 

@@ -1,4 +1,4 @@
-"""An opened datastore: what a stream asks for neighbours (`txl_runtime.streaming.datastore.Datastore`)."""
+"""An opened datastore, which a stream asks for neighbours (`txl_runtime.streaming.datastore.Datastore`)."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class Found(NamedTuple):
     """The neighbours of n positions.
 
     Attributes:
-        asked: where a search was made, bool [n].
+        asked: True for positions that were searched, bool [n].
         rows, tokens: the nearest rows and the tokens after them, int64 and int32 [n, K].
-        far: squared distances [n, K], infinite where there is no row.
-        shares: of the probability [n, K], 0 there.
+        far: squared distances [n, K], infinite for missing rows.
+        shares: shares of the probability [n, K], 0 for missing rows.
     """
 
     asked: NDArray[np.bool_]
@@ -51,7 +51,9 @@ class Found(NamedTuple):
 
 
 class Passage(NamedTuple):
-    """Tokens around one of a text: its name, the tokens int32 [n], the one's index in them and in the text."""
+    """Tokens around one token of a text: the text's name, the tokens int32 [n], and the token's index in them and in
+    the text.
+    """
 
     name: str
     tokens: Ids
@@ -67,15 +69,15 @@ class Store:
     Args:
         search: finds candidates among the features.
         features: float16 [rows, F].
-        tokens: int32 [rows], the token after each.
-        texts: by the hash of a text's token ids, its first row and its end.
+        tokens: int32 [rows], the token after each row's position.
+        texts: for the hash of each text's token ids, the text's first row and its end.
         neighbours: K.
         temperature: T.
-        weight: W, or the gate that says it of each position.
-        columns: those of a model's rows that are the feature.
+        weight: W, or the gate that computes it for each position.
+        columns: the columns of the model's rows that are the feature.
 
     Attributes:
-        feature: what its rows hold.
+        feature: the kind of feature in its rows.
         parts: the texts, in the order of their rows.
         identity: the rows and the numbers of the mixture in words, for files of results.
         searches: a counter of positions: all that were asked for, and those for which a search was made.
@@ -101,14 +103,17 @@ class Store:
         self.parts: list[Part] = []
 
     def excluding(self, ids: Ids) -> Store:
-        """Return the store without the rows of a text, if it has read it; copies elsewhere cannot be excluded."""
-        found = copy.copy(self)
-        found._hidden = self._texts.get(hash_of(ids), (0, 0))
-        return found
+        """Return the store without the rows of a text, if it has read it; copies elsewhere cannot be excluded.
+
+        For example, ids [10000] of a text that is now measured.
+        """
+        store = copy.copy(self)
+        store._hidden = self._texts.get(hash_of(ids), (0, 0))
+        return store
 
     @property
     def hidden(self) -> int:
-        """The number of rows that are hidden."""
+        """The number of hidden rows."""
         return self._hidden[1] - self._hidden[0]
 
     def shares(self, features: Floats, entropies: Entropies) -> tuple[Ids, Shares]:
@@ -117,11 +122,13 @@ class Store:
         Raises:
             UsageError: the features are not as wide as the store's.
         """
-        found = self.look(features, entropies)
-        return found.tokens, found.shares
+        neighbours = self.look(features, entropies)
+        return neighbours.tokens, neighbours.shares
 
     def look(self, features: Floats, entropies: Entropies) -> Found:
         """Return the neighbours of rows of the model's programs, float32 [n, columns], with their shares.
+
+        For example, 2 positions with 8 neighbours: tokens [2, 8].
 
         Raises:
             UsageError: the features are not as wide as the store's.
@@ -138,32 +145,36 @@ class Store:
         rows = np.zeros((len(features), self._neighbours), np.int64)
         far, shares = np.full(rows.shape, np.inf), np.zeros(rows.shape)
         if asked.any():
-            found, distances = self._nearest(features[asked])
-            inside = asked, slice(found.shape[1])
-            rows[inside], far[inside] = found, distances
+            rows_found, distances = self._nearest(features[asked])
+            inside = asked, slice(rows_found.shape[1])
+            rows[inside], far[inside] = rows_found, distances
             weights = gate.weights(features[asked], entropy[asked], distances)[:, None]
             shares[inside] = weights * softmax(distances, self._temperature)
         return Found(asked, rows, self._tokens[rows], far, shares)
 
     def passage(self, row: int, before: int, after: int) -> Passage:
-        """Return what stands around the token of a row, in its text."""
+        """Return the tokens around a row's token in its text."""
         part = self.parts[bisect.bisect_right(self.parts, row, key=lambda each: each.first) - 1]
         first, end = max(part.first, row - before), min(part.first + part.rows, row + 1 + after)
         return Passage(part.name, self._tokens[first:end], row - first, row - part.first + 1)
 
     def seen(self, vocab_size: int) -> Rows:
-        """Return how often the rows that are not hidden have read each token, int64 [V]."""
+        """Return how often each token occurs in the rows that are not hidden, int64 [V]."""
         first, end = self._hidden
         shown = np.concatenate([self._tokens[:first], self._tokens[end:]])
-        found: Rows = np.bincount(shown, minlength=vocab_size).astype(np.int64)
-        return found
+        counts: Rows = np.bincount(shown, minlength=vocab_size).astype(np.int64)
+        return counts
 
     def own(self, rows: Floats) -> Floats:
-        """Return the columns that are this store's feature, float32 [n, F], of rows of the model's programs."""
+        """Return this store's feature, float32 [n, F], from rows that the model's programs return: [2, 1024] →
+        [2, 512].
+        """
         return rows[:, self._columns]
 
     def nearest(self, features: Floats) -> tuple[Ids, NDArray[np.float64]]:
         """Return the tokens after the nearest rows, int32 [n, K], and squared distances [n, K]; infinite for none.
+
+        For example, ([[5, 9]], [[0.5, 2.0]]) for one row and K 2.
 
         Raises:
             UsageError: the features are not as wide as the store's.
@@ -188,8 +199,8 @@ class Searches:
     """A counter of positions, which threads share.
 
     Attributes:
-        positions: those that were asked for.
-        made: those for which a search was made.
+        positions: number of positions.
+        made: number of positions that were searched.
     """
 
     def __init__(self) -> None:
@@ -202,7 +213,7 @@ class Searches:
 
     @property
     def told(self) -> str:
-        """The share that was saved, in words; "" if none was."""
+        """Return the share of searches that was saved, in words; "" if none was."""
         saved = self.positions - self.made
         if not saved:
             return ""
@@ -210,12 +221,15 @@ class Searches:
 
 
 def softmax(far: NDArray[np.float64], temperature: float) -> Shares:
-    """Return the softmax of -distance² / T, float64 [n, K], of squared distances; 0 at infinite ones."""
-    with np.errstate(invalid="ignore", over="ignore"):  # a position without any row, or a T near 0
+    """Return the softmax of -distance² / T, float64 [n, K], of squared distances; 0 at infinite ones.
+
+    For example, [[0, inf]] gives [[1, 0]].
+    """
+    with np.errstate(invalid="ignore", over="ignore"):  # no row was found for a position, or T is near 0
         weights = np.exp((far.min(axis=1, keepdims=True) - far) / temperature)
     weights[~np.isfinite(far)] = 0
-    found: Shares = weights / np.maximum(weights.sum(axis=1, keepdims=True), 1.0)
-    return found
+    shares: Shares = weights / np.maximum(weights.sum(axis=1, keepdims=True), 1.0)
+    return shares
 
 
 def open_store(model: Model, mixture: Mixture | None) -> Store | None:
@@ -249,11 +263,11 @@ def open_store(model: Model, mixture: Mixture | None) -> Store | None:
     if weight == "gate":
         chosen = open_gate(folder, header)
         fitted = chosen.about.neighbours, chosen.about.temperature
-        given = neighbours or fitted[0], temperature or fitted[1]
-        if given != fitted:
+        settings = neighbours or fitted[0], temperature or fitted[1]
+        if settings != fitted:
             raise UsageError(
-                f"--knn and --knn-temperature are {given[0]} and {given[1]}, expected those of the gate, {fitted[0]} "
-                f"and {fitted[1]}; leave them out, or fit again"
+                f"--knn and --knn-temperature are {settings[0]} and {settings[1]}, expected those of the gate, "
+                f"{fitted[0]} and {fitted[1]}; leave them out, or fit again"
             )
         neighbours, temperature = fitted
     if not chosen:
@@ -269,10 +283,10 @@ def open_store(model: Model, mixture: Mixture | None) -> Store | None:
 
 
 def feature_columns(model: Model) -> dict[Feature, slice]:
-    """Return the columns of the rows of a model's programs that a datastore can hold: the last is the better one.
+    """Return which columns of the model's rows a datastore can hold; the last entry is the best one.
 
     Raises:
-        UsageError: its programs return log-probabilities alone.
+        UsageError: the model's programs return log-probabilities alone.
     """
     manifest, logprobs = model.manifest, model.manifest.logprobs
     if logprobs is None or not logprobs.width or all(each.kind != "hidden" for each in model.backend.programs):
@@ -288,7 +302,7 @@ def feature_columns(model: Model) -> dict[Feature, slice]:
 
 
 def require_feature(folder: Path, header: Header, columns: Mapping[Feature, slice]) -> None:
-    """Raise UsageError if a model's programs do not return what a datastore holds."""
+    """Raise UsageError if a model's programs do not return the feature that a datastore holds."""
     if header.feature not in columns:
         raise UsageError(
             f"{folder}: holds what enters the last feed-forward layer, which this bundle's programs do not return, "

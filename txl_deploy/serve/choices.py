@@ -136,13 +136,13 @@ class Choice:
         """
         if self._logprobs is None:
             return
-        found: dict[str, tuple[float, int]] = {}
+        entries: dict[str, tuple[float, int]] = {}
         for other, value in (best or ()) if self._logprobs else ():
             name = self._pieces.name(other)
-            found[name] = max((value, other), found.get(name, (value, other)), key=lambda pair: pair[0])
-        top = None if best is None else {name: value for name, (value, _) in found.items()}
+            entries[name] = max((value, other), entries.get(name, (value, other)), key=lambda pair: pair[0])
+        top = None if best is None else {name: value for name, (value, _) in entries.items()}
         where = self._text.decoded
         columns: tuple[object, ...] = (self._pieces.name(token), logprob, top, where)
         if self._ids:
-            columns = (*columns, token, None if best is None else {name: other for name, (_, other) in found.items()})
+            columns = (*columns, token, None if best is None else {name: other for name, (_, other) in entries.items()})
         self._entries.append((where, columns))

@@ -54,8 +54,8 @@ async def completions(request: Request) -> Response:
 
 async def chat(request: Request) -> Response:
     """POST /v1/chat/completions: refused with advice, because many clients try this address first."""
-    said = "a bundle has no chat template, expected a text that goes on; put the messages into one prompt, and use "
-    raise ApiError(404, f"{said}POST /v1/completions", code="no_chat_template")
+    advice = "a bundle has no chat template, expected a text that goes on; put the messages into one prompt, and use "
+    raise ApiError(404, f"{advice}POST /v1/completions", code="no_chat_template")
 
 
 class _Answer:
@@ -190,10 +190,10 @@ class _Answer:
         try:
             running = len(self._choices)
             while running:
-                found = await arrived.get()
-                if isinstance(found, BaseException):
-                    raise found
-                index, events = found
+                event = await arrived.get()
+                if isinstance(event, BaseException):
+                    raise event
+                index, events = event
                 self._take(index, events)
                 yield index
                 self._check(index)
@@ -227,8 +227,8 @@ class _Answer:
         """Raise the error of a text that ended before it was complete."""
         ended = self._choices[index].ended
         if ended == "error":
-            said = self._tickets[index].ticket.error
-            error = as_api_error(said or TxlError("the session failed; begin it again"))
+            failure = self._tickets[index].ticket.error
+            error = as_api_error(failure or TxlError("the session failed; begin it again"))
         elif ended in ENDED:
             error = _ended(ended)
         else:

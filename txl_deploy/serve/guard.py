@@ -87,10 +87,10 @@ class Guard:
         # the front page needs no token, because it names no model then
         if self._token is not None and path not in (*OPEN, front_page.PATH):
             kind, _, shown = headers.get("authorization", "").partition(" ")
-            said = shown.strip() if kind.lower() == "bearer" else ""
-            if path == pages.PAGE and not said:  # a browser that opens an address cannot send our header
-                said = QueryParams(scope["query_string"]).get("token", "")
-            if not hmac.compare_digest(_digest(said.encode(errors="replace")), self._token):
+            token = shown.strip() if kind.lower() == "bearer" else ""
+            if path == pages.PAGE and not token:  # a browser that opens an address cannot send our header
+                token = QueryParams(scope["query_string"]).get("token", "")
+            if not hmac.compare_digest(_digest(token.encode(errors="replace")), self._token):
                 raise ApiError(
                     401,
                     "no token or a wrong one, expected the server's; send Authorization: Bearer TOKEN, or open "

@@ -85,9 +85,9 @@ class Keeping:
                 self.failed, self._failing = self.failed + 1, True
                 self._log.say("checkpoint_failed", f"note: no checkpoint: {error}", problem=str(error))
             except Exception as error:  # a defect must not prevent later checkpoints
-                said = f"{type(error).__name__}: {one_line(error)}"
+                message = f"{type(error).__name__}: {one_line(error)}"
                 self._log.say(
-                    "upkeep_failed", f"error: upkeep of the sessions: {said}; report it, please", problem=said
+                    "upkeep_failed", f"error: upkeep of the sessions: {message}; report it, please", problem=message
                 )
 
     async def end(self, sessions: Sessions) -> None:

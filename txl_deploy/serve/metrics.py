@@ -62,17 +62,19 @@ class Metrics:
         prometheus.Info("txl_build", "What runs here: versions, the model and its backend.", registry=own).info(
             {"version": version_of("txl-deploy"), **build}
         )
-        said = "HTTP requests that were answered, by route and status; 499 where the client did not wait."
-        self._requests = prometheus.Counter("txl_requests", said, ("path", "status"), registry=own)
-        said = "Seconds from an HTTP request to the end of its answer, by route."
-        self._seconds = prometheus.Histogram("txl_request_seconds", said, ("path",), registry=own, buckets=SECONDS)
-        said = "Seconds from the request of a completion to the first token that is drawn for it."
-        self._first = prometheus.Histogram("txl_first_token_seconds", said, registry=own, buckets=SECONDS)
+        description = "HTTP requests that were answered, by route and status; 499 where the client did not wait."
+        self._requests = prometheus.Counter("txl_requests", description, ("path", "status"), registry=own)
+        description = "Seconds from an HTTP request to the end of its answer, by route."
+        self._seconds = prometheus.Histogram(
+            "txl_request_seconds", description, ("path",), registry=own, buckets=SECONDS
+        )
+        description = "Seconds from the request of a completion to the first token that is drawn for it."
+        self._first = prometheus.Histogram("txl_first_token_seconds", description, registry=own, buckets=SECONDS)
         self._read = prometheus.Counter("txl_prompt_tokens", "Tokens of prompts that HTTP requests sent.", registry=own)
-        said = "Tokens that were drawn for answers to HTTP requests."
-        self._drawn = prometheus.Counter("txl_completion_tokens", said, registry=own)
-        said = "HTTP requests that are being answered now, the one that reads this among them."
-        self.running = prometheus.Gauge("txl_requests_running", said, registry=own)
+        description = "Tokens that were drawn for answers to HTTP requests."
+        self._drawn = prometheus.Counter("txl_completion_tokens", description, registry=own)
+        description = "HTTP requests that are being answered now, the one that reads this among them."
+        self.running = prometheus.Gauge("txl_requests_running", description, registry=own)
 
     def answered(self, path: str, status: int, seconds: float, read: int, drawn: int, first: float | None) -> None:
         """Count a request that has ended; `path` is the route's pattern, so that Prometheus gets few label values."""
@@ -99,21 +101,21 @@ def looked_at(sessions: Sessions, keeping: Keeping) -> list[Metric]:
     places = Tally({"row": 0, "host": 0, "new": 0})
     places.update(sessions.info(name).place for name in sessions.names())
     parked = {"host": sessions.host_bytes}
-    found: list[Metric] = [
-        CounterMetricFamily(f"txl_sessions_{name}", said, value=getattr(counters, name))
-        for name, said in COUNTED.items()
+    metrics: list[Metric] = [
+        CounterMetricFamily(f"txl_sessions_{name}", description, value=getattr(counters, name))
+        for name, description in COUNTED.items()
     ]
-    found.append(_family(CounterMetricFamily, "txl_sessions_lost", sessions.lost + keeping.lost))
-    found.append(_family(GaugeMetricFamily, "txl_sessions_restored", keeping.restored))
-    found.append(_family(CounterMetricFamily, "txl_sessions_finished", counters.finished, "reason"))
-    found.append(_family(GaugeMetricFamily, "txl_sessions_held", places, "place"))
-    found.append(_family(GaugeMetricFamily, "txl_sessions_bytes", parked, "place"))
-    found.append(_family(GaugeMetricFamily, "txl_requests_waiting", sessions.waiting))
+    metrics.append(_family(CounterMetricFamily, "txl_sessions_lost", sessions.lost + keeping.lost))
+    metrics.append(_family(GaugeMetricFamily, "txl_sessions_restored", keeping.restored))
+    metrics.append(_family(CounterMetricFamily, "txl_sessions_finished", counters.finished, "reason"))
+    metrics.append(_family(GaugeMetricFamily, "txl_sessions_held", places, "place"))
+    metrics.append(_family(GaugeMetricFamily, "txl_sessions_bytes", parked, "place"))
+    metrics.append(_family(GaugeMetricFamily, "txl_requests_waiting", sessions.waiting))
     if (age := keeping.age) is not None:
         tried = {"written": keeping.written, "failed": keeping.failed}
-        found.append(_family(CounterMetricFamily, "txl_checkpoints", tried, "result"))
-        found.append(_family(GaugeMetricFamily, "txl_checkpoint_age_seconds", age))
-    return found
+        metrics.append(_family(CounterMetricFamily, "txl_checkpoints", tried, "result"))
+        metrics.append(_family(GaugeMetricFamily, "txl_checkpoint_age_seconds", age))
+    return metrics
 
 
 def _family(kind: type[Family], name: str, value: float | Mapping[Any, int], label: str = "") -> Family:

@@ -64,8 +64,8 @@ async def sessions(request: Request) -> Response:
 
     `pending` is the id of the last drawn token, which the next request reads first. `waiting` is a number of requests.
     """
-    found = await service_of(request).front.call(lambda kept: [kept.info(name) for name in kept.names()])
-    return json_response({"object": "list", "data": [{"object": "session", **asdict(info)} for info in found]})
+    infos = await service_of(request).front.call(lambda kept: [kept.info(name) for name in kept.names()])
+    return json_response({"object": "list", "data": [{"object": "session", **asdict(info)} for info in infos]})
 
 
 async def session(request: Request) -> Response:
@@ -114,38 +114,38 @@ async def copy(request: Request) -> Response:
             return None
         service.tabs.check(to, kept)
         _check_rests(to, kept)
-        taken = kept.take(name)
-        kept.put(to, taken)
-        return taken
+        copied = kept.take(name)
+        kept.put(to, copied)
+        return copied
 
-    taken = await service.front.call(put)
-    if taken is None:
+    copied = await service.front.call(put)
+    if copied is None:
         raise _unknown(name)
-    return json_response({"object": "session", "name": to, "seen": taken.seen})
+    return json_response({"object": "session", "name": to, "seen": copied.seen})
 
 
 async def state(request: Request) -> Response:
     """GET /v1/sessions/NAME/state: the session's state as a safetensors file, which `StreamState.load` also reads."""
     name, service = _name(request), service_of(request)
-    taken = await service.front.call(lambda kept: kept.take(name) if name in kept else None)
-    if taken is None:
+    row_state = await service.front.call(lambda kept: kept.take(name) if name in kept else None)
+    if row_state is None:
         raise _unknown(name)
-    return Response(taken.to_bytes(), media_type=BYTES)
+    return Response(row_state.to_bytes(), media_type=BYTES)
 
 
 async def set_state(request: Request) -> Response:
     """PUT /v1/sessions/NAME/state: begin the session with this state, or replace its state."""
     name, service = _name(request), service_of(request)
     most = max(BODY_BYTES, service.largest_state + STATE_SPARE)
-    given = SessionState.from_bytes(await read_body(request, most), "the state")
+    new_state = SessionState.from_bytes(await read_body(request, most), "the state")
 
     def put(kept: Sessions) -> None:
         service.tabs.check(name, kept)
         _check_rests(name, kept)
-        kept.put(name, given)
+        kept.put(name, new_state)
 
     await service.front.call(put)
-    return json_response({"object": "session", "name": name, "seen": given.seen})
+    return json_response({"object": "session", "name": name, "seen": new_state.seen})
 
 
 async def run(request: Request) -> Response:
@@ -219,7 +219,7 @@ async def _outputs(ticket: Handle, table: Sequence[Output]) -> tuple[dict[str, A
     return joined(segments, table) if segments else {}, fed
 
 
-def _arrays(given: Mapping[str, Raw], manifest: Manifest) -> dict[str, Array]:
+def _arrays(values: Mapping[str, Raw], manifest: Manifest) -> dict[str, Array]:
     """Turn nested lists into arrays. The parser gets the expected depth and number type, so memory stays small.
 
     Raises:
@@ -227,10 +227,10 @@ def _arrays(given: Mapping[str, Raw], manifest: Manifest) -> dict[str, Array]:
     """
     table = {entry.name: entry for entry in manifest.given}
     arrays: dict[str, Array] = {}
-    for name, raw in given.items():
+    for name, raw in values.items():
         entry = table.get(name)
         if entry is None:
-            todo = todo_about(name, table.keys() - given.keys())
+            todo = todo_about(name, table.keys() - values.keys())
             raise ApiError(400, f"inputs hold {shown(name)}, expected {', '.join(table)}; {todo}", "inputs")
         leaf, dtype = LEAVES.get(entry.dtype, LEAVES["float32"])
         kind: Any = leaf
@@ -255,13 +255,13 @@ def _name(request: Request) -> str:
     return name
 
 
-def _check_rests(name: str, kept: Sessions) -> None:
+def _check_rests(name: str, sessions: Sessions) -> None:
     """Refuse to replace the state of a session while it has a request.
 
     Raises:
         ApiError: the session has a request.
     """
-    if name in kept and kept.info(name).running:
+    if name in sessions and sessions.info(name).running:
         raise ApiError(
             409,
             "the session has a request under way, expected none; wait for its end, or DELETE the session",

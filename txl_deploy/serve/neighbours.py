@@ -1,8 +1,7 @@
-"""Show what a datastore has to say about the next token: the playground's alternatives, with the neighbours behind
-them.
+"""Show a datastore's part in the next token: the playground's alternatives, with the neighbours behind them.
 
-Passages of what the store has read are in the answer, so only the playground's server gives it, which is for one person
-on this machine.
+The answer contains passages that the store has read, so only the playground's server gives it: it serves one person on
+this machine.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ class NeighboursBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /v1/neighbours.
 
     Attributes:
-        prompt: what stands before the token, as text or ids.
-        alternatives, neighbours: how many are wanted, the most probable tokens and the nearest neighbours.
+        prompt: the tokens before the predicted one, as text or ids.
+        alternatives, neighbours: the wanted number of most probable tokens, and of nearest neighbours.
     """
 
     prompt: str | list[Annotated[int, Meta(ge=0, lt=2**31)]]
@@ -62,12 +61,12 @@ async def neighbours(request: Request) -> Response:
         )
     body = decode(await read_json(request), NeighboursBody)
     check_model(body.model, service.model, service.settings)
-    for name, given, most in (
+    for name, value, most in (
         ("alternatives", body.alternatives, TOP_LOGPROBS),
         ("neighbours", body.neighbours, MOST),
     ):
-        if not 1 <= given <= most:
-            raise ApiError(400, f"{name} is {given}, expected 1 … {most}; ask for fewer", name)
+        if not 1 <= value <= most:
+            raise ApiError(400, f"{name} is {value}, expected 1 … {most}; ask for fewer", name)
     ids = encode(body.prompt, service.model) if isinstance(body.prompt, str) else np.array(body.prompt, np.int32)
     if not 1 <= len(ids) <= TOKENS:
         raise ApiError(400, f"the prompt has {len(ids)} tokens, expected 1 … {TOKENS}; give its end", "prompt")
@@ -75,10 +74,10 @@ async def neighbours(request: Request) -> Response:
         raise ApiError(429, "neighbours are being looked for, expected one request at a time", retry_after=1.0)
     async with service.looking:
         try:
-            found = await asyncio.to_thread(_look, service, store, ids, body)
+            answer = await asyncio.to_thread(_look, service, store, ids, body)
         except UsageError as error:
             raise ApiError(400, str(error), "prompt") from None
-    return json_response(found)
+    return json_response(answer)
 
 
 def _look(service: Service, store: Store, ids: Ids, body: NeighboursBody) -> dict[str, Any]:
@@ -88,13 +87,13 @@ def _look(service: Service, store: Store, ids: Ids, body: NeighboursBody) -> dic
     output = stream.loop.output
     alone = np.empty((1, output.clusters[-1][1]), np.float32)
     output.logprobs(rows, alone)
-    found = store.look(rows, partial(entropies, output, rows))
-    row = mixed(alone[0].astype(np.float64), found.tokens[0], found.shares[0])
-    order = np.argsort(-found.shares[0], kind="stable")[: body.neighbours]
+    neighbours = store.look(rows, partial(entropies, output, rows))
+    row = mixed(alone[0].astype(np.float64), neighbours.tokens[0], neighbours.shares[0])
+    order = np.argsort(-neighbours.shares[0], kind="stable")[: body.neighbours]
     return {
         "object": "neighbours",
-        "searched": bool(found.asked[0]),
-        "weight": float(found.shares[0].sum()),
+        "searched": bool(neighbours.asked[0]),
+        "weight": float(neighbours.shares[0].sum()),
         "alternatives": [
             {
                 "id": token,
@@ -105,9 +104,15 @@ def _look(service: Service, store: Store, ids: Ids, body: NeighboursBody) -> dic
             for token in best_first(row, body.alternatives).tolist()
         ],
         "neighbours": [
-            _neighbour(service, store, int(found.rows[0, at]), float(found.shares[0, at]), float(found.far[0, at]))
+            _neighbour(
+                service,
+                store,
+                int(neighbours.rows[0, at]),
+                float(neighbours.shares[0, at]),
+                float(neighbours.far[0, at]),
+            )
             for at in order.tolist()
-            if found.shares[0, at] > 0
+            if neighbours.shares[0, at] > 0
         ],
     }
 

@@ -264,14 +264,14 @@ def decode(data: bytes, kind: type[Body]) -> Body:
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        said = one_line(error)
-        place = _PLACE.search(said)
-        if unknown := _UNKNOWN.search(said):
+        reason = one_line(error)
+        place = _PLACE.search(reason)
+        if unknown := _UNKNOWN.search(reason):
             todo = todo_about(unknown[1], kind.__struct_fields__)
             raise ApiError(
                 400, f"the request has the field {shown(unknown[1])}, expected the API's; {todo}", unknown[1][:64]
             ) from None
-        raise ApiError(400, f"the body is no request: {said}; check its JSON", place and place[1][:64]) from None
+        raise ApiError(400, f"the body is no request: {reason}; check its JSON", place and place[1][:64]) from None
     except RecursionError:
         raise ApiError(400, "the body is nested too deeply for a request; check its JSON") from None
 
@@ -294,6 +294,8 @@ def check_model(name: str | None, model: Model, settings: ServerSettings) -> Non
 
 def encode(text: str, model: Model) -> Ids:
     """Return the token ids of a text, int32 [T].
+
+    A vocabulary of bytes makes [97, 98] of "ab".
 
     Raises:
         ApiError: the bundle has no vocabulary, or the vocabulary lacks a word of the text.
@@ -329,17 +331,19 @@ def boundary(model: Model) -> Ids:
 
 
 def _prompts(body: CompletionBody, model: Model) -> list[Ids]:
-    given = body.prompt
-    if given is None or given in ("", []):
+    prompts_given = body.prompt
+    if prompts_given is None or prompts_given in ("", []):
         prompts = [np.zeros(0, np.int32)]
-    elif isinstance(given, str):
-        prompts = [encode(given, model)]
-    elif all(isinstance(part, int) for part in given):
-        prompts = [_ids(given)]
-    elif all(isinstance(part, str) for part in given) or all(isinstance(part, list) for part in given):
-        if len(given) > CHOICES:
-            raise ApiError(400, f"{len(given)} prompts are given, expected at most {CHOICES}; send fewer", "prompt")
-        prompts = [encode(part, model) if isinstance(part, str) else _ids(part) for part in given]
+    elif isinstance(prompts_given, str):
+        prompts = [encode(prompts_given, model)]
+    elif all(isinstance(part, int) for part in prompts_given):
+        prompts = [_ids(prompts_given)]
+    elif all(isinstance(part, str) for part in prompts_given) or all(isinstance(part, list) for part in prompts_given):
+        if len(prompts_given) > CHOICES:
+            raise ApiError(
+                400, f"{len(prompts_given)} prompts are given, expected at most {CHOICES}; send fewer", "prompt"
+            )
+        prompts = [encode(part, model) if isinstance(part, str) else _ids(part) for part in prompts_given]
     else:
         raise ApiError(400, "the prompt mixes texts, ids and lists, expected one kind; see the API", "prompt")
     if body.session is None:
@@ -362,9 +366,9 @@ def _prompts(body: CompletionBody, model: Model) -> list[Ids]:
     return prompts
 
 
-def _ids(given: object) -> Ids:
+def _ids(value: object) -> Ids:
     try:
-        return np.asarray(given, np.int32)
+        return np.asarray(value, np.int32)
     except (OverflowError, ValueError):
         raise ApiError(
             400, "the prompt holds ids beyond any vocabulary, expected token ids; check it", "prompt"
@@ -388,19 +392,19 @@ def _within(name: str, value: int | None, default: int, least: int, most: int) -
     return value
 
 
-def _bias(given: dict[str, float]) -> dict[int, float]:
+def _bias(numbers: dict[str, float]) -> dict[int, float]:
     """Return biases by token id: {5: -100} of {"5": -100}; the runtime checks ids and numbers."""
-    if len(given) > BIASES:
+    if len(numbers) > BIASES:
         raise ApiError(
-            400, f"logit_bias has {len(given)} tokens, expected at most {BIASES}; leave some out", "logit_bias"
+            400, f"logit_bias has {len(numbers)} tokens, expected at most {BIASES}; leave some out", "logit_bias"
         )
-    if odd := [name for name in given if not _ID.fullmatch(name)]:
+    if odd := [name for name in numbers if not _ID.fullmatch(name)]:
         raise ApiError(400, f"logit_bias is for {shown(odd[0])}, expected token ids such as '17'", "logit_bias")
-    return {int(name): bias for name, bias in given.items()}
+    return {int(name): bias for name, bias in numbers.items()}
 
 
-def _stops(given: str | list[str] | None) -> list[str]:
-    stops = [given] if isinstance(given, str) else given or []
+def _stops(texts: str | list[str] | None) -> list[str]:
+    stops = [texts] if isinstance(texts, str) else texts or []
     if len(stops) > STOPS:
         raise ApiError(400, f"{len(stops)} stop texts are given, expected at most {STOPS}; leave some out", "stop")
     if any(len(stop) > STOP_LENGTH for stop in stops):

@@ -20,17 +20,17 @@ def session_of(headers: Headers, name: str | None) -> str | None:
         ApiError: the header is there twice, or differs from `name`: a proxy has chosen the server by the header then.
         UsageError: this is no session's name.
     """
-    given = headers.getlist(HEADER)
-    if len(given) > 1:
-        raise ApiError(400, f"the header X-Session is there {len(given)} times, expected once; send one", "session")
-    if given:
-        said = given[0].encode("latin-1").decode(errors="replace")
-        if name not in (None, said):
+    values = headers.getlist(HEADER)
+    if len(values) > 1:
+        raise ApiError(400, f"the header X-Session is there {len(values)} times, expected once; send one", "session")
+    if values:
+        text = values[0].encode("latin-1").decode(errors="replace")
+        if name not in (None, text):
             raise ApiError(
                 400,
-                f"the header X-Session is {shown(said)}, expected the request's session {shown(name)}; send the same "
+                f"the header X-Session is {shown(text)}, expected the request's session {shown(name)}; send the same "
                 "name in both",
                 "session",
             )
-        name = said
+        name = text
     return None if name is None else check_session_name(name)

@@ -164,10 +164,10 @@ def addresses(host: str) -> list[str]:
         UsageError: the name has no address.
     """
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         raise UsageError(f"host {shown(host)} is unknown ({error}), expected one of this machine; check it") from None
-    return list(dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in found))
+    return list(dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in infos))
 
 
 def _flag(field: str) -> str:

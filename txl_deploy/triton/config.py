@@ -46,7 +46,7 @@ def stepping_config(manifest: Manifest, sequences: int, idle_seconds: float, bac
         sequences: maximum number of sequences at once; further sequences wait for a place.
         idle_seconds: seconds after which an idle sequence loses its place.
     """
-    given = manifest.given
+    inputs = manifest.given
     outputs = [_tensor(output, manifest) for output in manifest.outputs]
     if tables.speaks(manifest):
         outputs += [
@@ -56,7 +56,7 @@ def stepping_config(manifest: Manifest, sequences: int, idle_seconds: float, bac
     return {
         "backend": "python",
         "max_batch_size": manifest.batch_size if tables.together(manifest) else 1,
-        "input": [_tensor(entry, manifest) for entry in given],
+        "input": [_tensor(entry, manifest) for entry in inputs],
         "output": outputs,
         # requests of one sequence go to one instance, the oldest request first, in any free slot
         "sequence_batching": {
@@ -105,12 +105,12 @@ def _python(serves: str, backend: str, **more: str) -> Config:
 def _tensor(entry: Input | Output, manifest: Manifest) -> Config:
     """Configure an input or output without the axis of sequences, which the server adds in front."""
     sizes = list(entry.axes.alone.filled(-1, -1))
-    found: Config = {"name": entry.name, "data_type": TYPES[entry.dtype], "dims": sizes or [1]}
+    tensor: Config = {"name": entry.name, "data_type": TYPES[entry.dtype], "dims": sizes or [1]}
     if not sizes:
-        found["reshape"] = {"shape": []}
+        tensor["reshape"] = {"shape": []}
     if isinstance(entry, Input) and -1 in sizes and tables.ragged(manifest):
-        found["allow_ragged_batch"] = True
-    return found
+        tensor["allow_ragged_batch"] = True
+    return tensor
 
 
 def to_text(config: Mapping[str, Any], indent: str = "") -> str:

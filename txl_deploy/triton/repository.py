@@ -84,7 +84,7 @@ def package_python(
     configs = {model_name(bundle): stepping_config(manifest, count, idle_seconds, backend)}
     if manifest.can.score and manifest.can.run_single:
         configs[f"{model_name(bundle)}-generate"] = generation_config(backend, idle_seconds)
-    made = Package(out, tuple(configs), count, manifest.state_bytes)
+    package = Package(out, tuple(configs), count, manifest.state_bytes)
     with publishing(out, force, REPOSITORY) as folder:
         first = None
         for name, config in configs.items():
@@ -97,10 +97,10 @@ def package_python(
             if place != first:
                 _share(first / "bundle", place / "bundle")
             _copy_packages(place)
-        (folder / made.models[0] / "probe.json").write_text(json.dumps(probe(manifest)) + "\n")
-        seal(folder, "triton", made.models, manifest)
-        (folder / "README.md").write_text(readme.page(made.models, manifest, count, idle_seconds))
-    return made
+        (folder / package.models[0] / "probe.json").write_text(json.dumps(probe(manifest)) + "\n")
+        seal(folder, "triton", package.models, manifest)
+        (folder / "README.md").write_text(readme.page(package.models, manifest, count, idle_seconds))
+    return package
 
 
 def _checked(manifest: Manifest, sequences: int | None, idle_seconds: float) -> int:

@@ -1,1 +1,1 @@
-"""Packages for a browser: a folder to serve, with a bundle, what runs it in a page, and one page."""
+"""Packages for a browser: a folder to serve, with a bundle, the runtime for pages, and one page."""

@@ -41,8 +41,8 @@ class WebPackage:
     Attributes:
         folder: its folder, or its single file.
         name: the model's name, the page's title.
-        bundle_bytes, engine_bytes, page_bytes: what a page downloads of each, without compression, or what each takes
-            in a single file; `page_bytes` with the runtime.
+        bundle_bytes, engine_bytes, page_bytes: uncompressed bytes of each part that a page downloads, or
+            the bytes of each in a single file; `page_bytes` includes the runtime.
     """
 
     folder: Path
@@ -117,8 +117,10 @@ def page_files() -> list[Path]:
 
 
 def page(policy: str, style: str, script: str) -> str:
-    """Return the page's HTML for a model that it runs itself, with this policy, and what loads style and script."""
-    found = (STATIC / HTML).read_text("utf-8")
+    """Return the HTML of a page that runs the model itself, with this policy and the tags that load style and
+    script.
+    """
+    html = (STATIC / HTML).read_text("utf-8")
     meta = '<meta charset="utf-8">'
     for old, new in (
         (meta, f'{meta}\n<meta http-equiv="Content-Security-Policy" content="{policy}">'),
@@ -126,9 +128,9 @@ def page(policy: str, style: str, script: str) -> str:
         (SCRIPT, script),
         ('<body class="blank">', '<body class="blank local">'),
     ):
-        assert old in found, old
-        found = found.replace(old, new)
-    return found
+        assert old in html, old
+        html = html.replace(old, new)
+    return html
 
 
 def runtime_files() -> dict[str, Path]:

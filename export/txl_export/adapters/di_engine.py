@@ -20,16 +20,16 @@ _KEPT = ("memory", "att_mask", "pos_embedding_dict")
 
 def build(config: Mapping[str, Any]) -> Any:
     """Return a `GTrXL`, or with `obs_shape` a `GTrXLDQN`; `activation` may name a class of torch.nn, e.g. "ReLU"."""
-    given = dict(config)
-    if isinstance(given.get("activation"), str):
-        given["activation"] = getattr(torch.nn, given["activation"])()
-    if "obs_shape" in given:
+    arguments = dict(config)
+    if isinstance(arguments.get("activation"), str):
+        arguments["activation"] = getattr(torch.nn, arguments["activation"])()
+    if "obs_shape" in arguments:
         from ding.model.template.q_learning import GTrXLDQN
 
-        return GTrXLDQN(**given)
+        return GTrXLDQN(**arguments)
     from ding.torch_utils.network.gtrxl import GTrXL
 
-    return GTrXL(**given)
+    return GTrXL(**arguments)
 
 
 def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
@@ -48,7 +48,7 @@ def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
     states = [StateSpec("memory", (layers, most, "B", width))] if most else []
     with torch.no_grad():
         tried, _ = _step(module, {"obs": core.u.new_zeros(1, 1, *shape)}, {})
-    outputs = [OutputSpec(name, ("L", "B", found.shape[-1])) for name, found in tried.items()]
+    outputs = [OutputSpec(name, ("L", "B", result.shape[-1])) for name, result in tried.items()]
     return StepSpec(module, [InputSpec("obs", ("L", "B", *shape))], states, outputs, step=_step, segment_lengths=[1])
 
 
@@ -56,17 +56,17 @@ def _step(module: Any, inputs: Named, states: Named) -> tuple[Named, Named]:
     """Run one segment; a memory that is missing from `states`, as in the trial of `step_spec`, is zeros."""
     core, obs = getattr(module, "core", module), inputs["obs"]
     zeros = core.u.new_zeros(len(core.layers) + 1, core.memory_len, obs.shape[1], core.embedding_dim)
-    kept = {name: getattr(core, name) for name in _KEPT}
+    attributes = {name: getattr(core, name) for name in _KEPT}
     try:
         core.att_mask, core.pos_embedding_dict = {}, {}
         core.reset_memory(state=states.get("memory", zeros))
-        found = module(obs)["logit"]
+        logits = module(obs)["logit"]
         after = {name: core.get_memory() for name in states}
     finally:
-        for name, value in kept.items():
+        for name, value in attributes.items():
             setattr(core, name, value)
     if core is module:
-        return {"features": found}, after
-    if isinstance(found, torch.Tensor):
-        return {"logit": found}, after
-    return {f"logit.{number}": branch for number, branch in enumerate(found)}, after
+        return {"features": logits}, after
+    if isinstance(logits, torch.Tensor):
+        return {"logit": logits}, after
+    return {f"logit.{number}": branch for number, branch in enumerate(logits)}, after

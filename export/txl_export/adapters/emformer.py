@@ -89,21 +89,21 @@ def _layer(layer: Any, name: str, x: Tensor, right: Tensor, summary: Tensor, sta
     scores = (query * attention.scaling @ keys.mT).masked_fill(unseen, attention.negative_inf)
     needs = [*range(bank * length, 0, -length), *[0] * (ahead + length), *range(left, 0, -1)]
     scores = scores.masked_fill((past[0, :, None] < torch.tensor(needs))[:, None, None], -torch.inf)
-    found = attention.out_proj((scores.softmax(-1) @ values).permute(2, 0, 1, 3).flatten(2))
-    y = own + found[: ahead + length]
+    attended = attention.out_proj((scores.softmax(-1) @ values).permute(2, 0, 1, 3).flatten(2))
+    y = own + attended[: ahead + length]
     y = layer.layer_norm_output(y + layer.pos_ff(y))
     new = {"memory": _newest(memory, summary)}
     new |= {"left_key": _newest(old_key, key[-length:], past), "left_value": _newest(old_value, value[-length:], past)}
     states |= {name + part: rows for part, rows in new.items() if name + part in states}
     states[f"{name}past_length"] = past.clamp(max=2**31 - 1 - length) + length  # would overflow beyond 2**31 - 1
-    return y[ahead:], y[:ahead], found[-1:].tanh() if attention.tanh_on_mem else found[-1:].clamp(-10, 10)
+    return y[ahead:], y[:ahead], attended[-1:].tanh() if attention.tanh_on_mem else attended[-1:].clamp(-10, 10)
 
 
 def _newest(old: Tensor, rows: Tensor, past: Tensor | None = None) -> Tensor:
     """Return the last len(old) rows of (old ‖ rows); with `past`, empty slots repeat filled rows, as in the package."""
-    kept = len(old) - len(rows)
-    if past is None or kept <= len(rows):
+    count = len(old) - len(rows)
+    if past is None or count <= len(rows):
         return torch.cat((old, rows))[len(rows) :]
-    slots, filled = torch.arange(kept)[:, None], past.clamp(max=len(old))
-    source = slots + len(rows) + filled * (slots < kept - filled)
+    slots, filled = torch.arange(count)[:, None], past.clamp(max=len(old))
+    source = slots + len(rows) + filled * (slots < count - filled)
     return torch.cat((old.gather(0, source[:, :, None].expand(-1, -1, old.shape[2])), rows))

@@ -21,7 +21,7 @@ from txl_export.families.own_module.spec import InputSpec, Named, StateSpec, Ste
 
 
 def build(config: Mapping[str, Any]) -> Any:
-    """Return a `Transformer`; for a training's config an `ActorCriticModel`, whose `transformer` it is.
+    """Return a `Transformer`; for a training's config an `ActorCriticModel`, which contains it as `transformer`.
 
     A training's config also needs the environment's part: `observation` (a size, or an image's shape), `actions` (one
     size per branch) and `max_episode_length`.
@@ -39,12 +39,14 @@ def _class(home: str, name: str, config: Mapping[str, Any]) -> Any:
     here = (folder / f"{home}.py").is_file()
     sys.path[:0] = [str(folder)] * here
     try:
-        found = import_module(home)
+        package = import_module(home)
     finally:
         del sys.path[:here]
-    if not hasattr(found, name) or (here and Path(str(found.__file__)).parent != folder):
-        raise UsageError(f"the module {home} is {found.__file__}, expected the one of episodic-transformer-memory-ppo")
-    return getattr(found, name)
+    if not hasattr(package, name) or (here and Path(str(package.__file__)).parent != folder):
+        raise UsageError(
+            f"the module {home} is {package.__file__}, expected the one of episodic-transformer-memory-ppo"
+        )
+    return getattr(package, name)
 
 
 def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
@@ -81,12 +83,13 @@ def _step(module: Any, inputs: Named, states: Named) -> tuple[Named, Named]:
     read = memory.gather(1, rows[:, :, None, None].expand(-1, -1, *memory.shape[2:]))
     checked = Distribution._validate_args
     try:
-        Distribution.set_default_validate_args(False)  # its checks branch on values, which graphs cannot
-        found, *value, row = module(inputs["obs"], read, visible, rows)
+        # torch's checks of distributions branch on values, which graphs cannot
+        Distribution.set_default_validate_args(False)
+        hidden, *value, row = module(inputs["obs"], read, visible, rows)
     finally:
         Distribution.set_default_validate_args(checked)
     memory = torch.where((torch.arange(steps) == t)[:, :, None, None], row[:, None], memory)
     after = {"memory": memory, "t": (states["t"] + 1).clamp(max=steps)}
     if core is module:
-        return {"features": found}, after
-    return {name: one.logits for name, one in zip(_branches(found), found, strict=True)} | {"value": value[0]}, after
+        return {"features": hidden}, after
+    return {name: one.logits for name, one in zip(_branches(hidden), hidden, strict=True)} | {"value": value[0]}, after

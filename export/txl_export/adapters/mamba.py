@@ -20,9 +20,9 @@ def build(config: Mapping[str, Any]) -> Any:
     """Return a `Mamba`; with `vocab_size` the parts of mambapy.lm's `LM`, a file whose import needs CUDA."""
     from mambapy.mamba import Mamba, MambaConfig, RMSNorm
 
-    given = dict(config)
-    size, multiple = given.pop("vocab_size", None), given.pop("pad_vocab_size_multiple", None) or 1
-    core = MambaConfig(**given)
+    arguments = dict(config)
+    size, multiple = arguments.pop("vocab_size", None), arguments.pop("pad_vocab_size_multiple", None) or 1
+    core = MambaConfig(**arguments)
     if size is None:
         return Mamba(core)
     size, width = -(-size // multiple) * multiple, core.d_model

@@ -43,12 +43,12 @@ def proven(forms: Sequence[StepSpec], own: Own, lengths: Sequence[int]) -> StepS
     """
     for form in forms:
         with torch.no_grad(), untouched(form.module):
-            found = next(_differences(form, own, lengths), "")
-        if not found:
+            difference = next(_differences(form, own, lengths), "")
+        if not difference:
             return form
     raise UsageError(
-        f"{found} is not what {type(forms[0].module).__name__} itself computes with a memory that grows: an option of "
-        "it depends on the number of rows; leave that out, or give a StepSpec of your own, with grows="
+        f"{difference} is not what {type(forms[0].module).__name__} itself computes with a memory that grows: an "
+        "option of it depends on the number of rows; leave that out, or give a StepSpec of your own, with grows="
     )
 
 
@@ -80,17 +80,17 @@ def _run(
     step: Eager, own: Own, segments: Sequence[Tensors], lengths: Sequence[int], sequence: int
 ) -> dict[int, tuple[Tensors, Tensors]]:
     """Return the package's outputs and states of a sequence by segment number; sequence 1 has no segment 0."""
-    spec, found, carried = step.spec, {}, None
+    spec, results, carried = step.spec, {}, None
     for number in range(sequence, len(lengths)):
-        given = {
+        arrays = {
             entry.name: _one(segments[number][entry.name], entry.axes, sequence, lengths[number])
             for entry in spec.inputs
         }
         with own_code(f"{type(spec.module).__name__} itself fails with its memory"):
-            given = {name: part.to(step.dtype) if part.is_floating_point() else part for name, part in given.items()}
-            outputs, held, carried = own(spec.module, given, carried)
-        found[number] = (outputs, held)
-    return found
+            arrays = {name: part.to(step.dtype) if part.is_floating_point() else part for name, part in arrays.items()}
+            outputs, held, carried = own(spec.module, arrays, carried)
+        results[number] = (outputs, held)
+    return results
 
 
 def _one(tensor: Tensor, axes: Axes, sequence: int, length: int = 0) -> Tensor:

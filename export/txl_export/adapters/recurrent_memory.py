@@ -81,9 +81,9 @@ def _step(angles: Mapping[torch.dtype, Tensor], module: Any, inputs: Named, stat
             before = _BEGIN - module.xl_mem_len + (rows - states["fill"] if caches else torch.zeros(1).int())
             hooks.enter_context(module.rotary_pos_emb.register_forward_hook(partial(_turned, angles, before)))
         logits, memories, new = module(tokens, memories, xl_memories=list(caches.values()) or None)
-    kept = new[0].shape[3] if caches else count
-    after = {name: F.pad(part, (0, 0, rows - kept, 0)) for name, part in zip(caches, new or (), strict=True)}
-    after |= {"read_memories": memories} | ({} if fill is None else {"fill": torch.full_like(fill, kept)})
+    rows_after = new[0].shape[3] if caches else count
+    after = {name: F.pad(part, (0, 0, rows - rows_after, 0)) for name, part in zip(caches, new or (), strict=True)}
+    after |= {"read_memories": memories} | ({} if fill is None else {"fill": torch.full_like(fill, rows_after)})
     return {"logits": logits}, after
 
 
@@ -91,9 +91,9 @@ def _attentions(module: Any) -> list[Any]:
     return [part for part in module.modules() if hasattr(part, "null_kv")]
 
 
-def _hide(seen: Tensor, _: Any, given: Any, named: dict[str, Any]) -> Any:
+def _hide(seen: Tensor, _: Any, arguments: Any, named: dict[str, Any]) -> Any:
     """Forward pre-hook of an attention: hide keys that are False in `seen` [B, keys], or hidden by its own mask."""
-    return given, named | {"mask": seen[:, None, None] & (True if named["mask"] is None else named["mask"])}
+    return arguments, named | {"mask": seen[:, None, None] & (True if named["mask"] is None else named["mask"])}
 
 
 def _angles(module: Any) -> dict[torch.dtype, Tensor]:
@@ -109,7 +109,7 @@ def _angles(module: Any) -> dict[torch.dtype, Tensor]:
     return {torch.float64: angles, torch.float32: angles.float()}
 
 
-def _turned(angles: Mapping[torch.dtype, Tensor], before: Tensor, rotary: Any, given: Any, _: Any) -> Tensor:
+def _turned(angles: Mapping[torch.dtype, Tensor], before: Tensor, rotary: Any, arguments: Any, _: Any) -> Tensor:
     """Forward hook of the rotary embedding: return angles of positions minus `before` [B]; memories stay at 0."""
-    places = torch.where(given[0] > 0, given[0] - before[:, None], 0)
+    places = torch.where(arguments[0] > 0, arguments[0] - before[:, None], 0)
     return angles[rotary.inv_freq.dtype][places][:, None]

@@ -53,8 +53,8 @@ def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
     """Return the step of a policy: one position of each sequence, or any number for the plain policy."""
     config = config or {}
     module = _policy(module)
-    found = (package.shape(module, config) for package in (rl_games, sb3, rsl_rl, skrl, plain))
-    shape = next((one for one in found if one is not None), None)
+    shapes = (package.shape(module, config) for package in (rl_games, sb3, rsl_rl, skrl, plain))
+    shape = next((one for one in shapes if one is not None), None)
     if shape is None:
         raise UsageError(
             f"a {type(module).__name__} is no recurrent policy known here: rsl_rl's (with memory_a, or obs_normalizer, "
@@ -81,13 +81,13 @@ def _episodes(spec: StepSpec) -> dict[str, Any]:
     return {name: tensor.numpy() for name, tensor in drawn.items()} | {START: np.eye(1, 64, dtype=np.float32)[0]}
 
 
-def _policy(given: Any) -> Any:
+def _policy(source: Any) -> Any:
     """Return the policy of an algorithm, or of a runner's algorithm; anything else is returned unchanged."""
-    algorithm = getattr(given, "alg", given)
-    if algorithm is not given and not isinstance(getattr(given, "obs_normalizer", nn.Identity()), nn.Identity):
+    algorithm = getattr(source, "alg", source)
+    if algorithm is not source and not isinstance(getattr(source, "obs_normalizer", nn.Identity()), nn.Identity):
         raise UsageError(
             "the runner itself normalises observations, unknown to its policy; set policy.actor_obs_normalizer "
             'to runner.obs_normalizer and call txl_export.adapt("recurrent-policy", policy)'
         )
     names = ("policy", "actor_critic", "actor", "student") if not isinstance(algorithm, nn.Module) else ()
-    return next((found for name in names if isinstance(found := getattr(algorithm, name, None), nn.Module)), given)
+    return next((policy for name in names if isinstance(policy := getattr(algorithm, name, None), nn.Module)), source)

@@ -32,9 +32,9 @@ def refuse_x_transformers(module: Any) -> None:
             type(layers).__name__ == "PrefixDecoder"
         ),
     }
-    for found, given in others.items():
-        if given:
-            raise UsageError(f"{found}; train it so, or give a StepSpec of your own")
+    for sentence, is_on in others.items():
+        if is_on:
+            raise UsageError(f"{sentence}; train it so, or give a StepSpec of your own")
 
 
 def suspects(module: Any) -> list[str]:

@@ -50,8 +50,8 @@ class _Config(dict[str, Any]):
     """The constructor's arguments; reading a missing one raises an error that names it."""
 
     def __missing__(self, key: str) -> Any:
-        given = f"it has {', '.join(map(str, self))}" if self else "it is empty"
-        raise UsageError(f"the config lacks {key}, {given}; give the constructor's arguments (--config FILE.json)")
+        keys = f"it has {', '.join(map(str, self))}" if self else "it is empty"
+        raise UsageError(f"the config lacks {key}, {keys}; give the constructor's arguments (--config FILE.json)")
 
 
 def adapt(name: str, module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
@@ -155,11 +155,11 @@ def _refuse_not_finite(module: Any, what: str) -> None:
         return
     parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
     tensors = {key: value for key, value in module.state_dict().items() if isinstance(value, Tensor)}
-    found = [f"{key} holds NaN" for key, value in tensors.items() if value.isnan().any()]
-    found += [f"{key} holds infinity" for key, value in tensors.items() if key in parameters and value.isinf().any()]
-    if found:
+    faults = [f"{key} holds NaN" for key, value in tensors.items() if value.isnan().any()]
+    faults += [f"{key} holds infinity" for key, value in tensors.items() if key in parameters and value.isinf().any()]
+    if faults:
         raise CheckpointError(
-            f"{what}: {some(found, 4)}, expected numbers; give weights from before the training failed"
+            f"{what}: {some(faults, 4)}, expected numbers; give weights from before the training failed"
         )
 
 
@@ -188,8 +188,8 @@ def _built(name: str, build: Callable[[Mapping[str, Any]], Any], config: _Config
 def _refuse_folder(path: Path) -> None:
     if path.is_dir():
         inside = sorted(str(file.relative_to(path)) for ending in _ENDINGS for file in path.rglob(f"*{ending}"))
-        found = f"in it are {some(inside, 4)}" if inside else "no file in it looks like one"
-        raise CheckpointError(f"{path}: is a folder, expected a file of weights, and {found}; give that file")
+        contents = f"in it are {some(inside, 4)}" if inside else "no file in it looks like one"
+        raise CheckpointError(f"{path}: is a folder, expected a file of weights, and {contents}; give that file")
 
 
 def usual_split(stored: Any, _: Any) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
@@ -199,13 +199,13 @@ def usual_split(stored: Any, _: Any) -> tuple[Mapping[str, Any], Mapping[str, An
         stored, config = stored
     stored = unwrapped(stored)
     if not isinstance(stored, Mapping) or not any(isinstance(value, Tensor) for value in stored.values()):
-        found = described(stored)
+        contents = described(stored)
         if isinstance(stored, Mapping):
             wrapped = {key: stored[key] for key in WRAPPERS if not isinstance(stored.get(key, {}), Mapping)}
             strange = [f"{key} is {described(value)}" for key, value in wrapped.items()]
-            found = f"the keys {'; '.join([some([str(key) for key in stored], 4) or 'of nothing', *strange])}"
+            contents = f"the keys {'; '.join([some([str(key) for key in stored], 4) or 'of nothing', *strange])}"
         raise CheckpointError(
-            f"holds {found}, expected tensors by name, or these under one of {', '.join(WRAPPERS)}; "
+            f"holds {contents}, expected tensors by name, or these under one of {', '.join(WRAPPERS)}; "
             "save model.state_dict()"
         )
     return stored, config
@@ -231,8 +231,8 @@ def _load(module: Any, state: Mapping[str, Any], what: str) -> None:
             if key in expected and shape != expected[key]
         ],
     }
-    if found := [f"{kind}: {some(names, 4)}" for kind, names in parts.items() if names]:
-        raise CheckpointError(f"{what}; {'; '.join(found)}; check --config, which has to be that of the training")
+    if faults := [f"{kind}: {some(names, 4)}" for kind, names in parts.items() if names]:
+        raise CheckpointError(f"{what}; {'; '.join(faults)}; check --config, which has to be that of the training")
     try:
         module.load_state_dict(state)
     except (RuntimeError, TypeError) as error:
@@ -242,8 +242,8 @@ def _load(module: Any, state: Mapping[str, Any], what: str) -> None:
 def _without_prefix(state: Mapping[str, Any], expected: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the state without a prefix that a wrapper put before every name: "module.rnn.bias" → "rnn.bias"."""
     first = next(iter(expected), "")
-    found = [key.removesuffix(first) for key in state if key == first or key.endswith(f".{first}")]
-    for prefix in (*found, "module."):
+    names = [key.removesuffix(first) for key in state if key == first or key.endswith(f".{first}")]
+    for prefix in (*names, "module."):
         cut = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
         if len(cut) == len(state) and (prefix == "module." or cut.keys() == expected.keys()):
             return cut

@@ -26,15 +26,15 @@ def build(config: Mapping[str, Any]) -> Any:
     from ray.rllib.models.catalog import MODEL_DEFAULTS, ModelCatalog
     from ray.rllib.models.torch.attention_net import GTrXLNet
 
-    given, size = dict(config), config["observation"]
-    del given["observation"]
+    arguments, size = dict(config), config["observation"]
+    del arguments["observation"]
     space = Box(-1.0, 1.0, (size,) if isinstance(size, int) else tuple(size))
-    outputs = given.pop("num_outputs", None)
+    outputs = arguments.pop("num_outputs", None)
     actions = Discrete(outputs or 1)  # GTrXLNet ignores it
-    if given.get("use_attention"):
-        return ModelCatalog.get_model_v2(space, actions, outputs, {**MODEL_DEFAULTS, **given}, framework="torch")
-    longest = {**MODEL_DEFAULTS, "max_seq_len": given.pop("max_seq_len", MODEL_DEFAULTS["max_seq_len"])}
-    return GTrXLNet(space, actions, outputs, longest, "gtrxl", **given)
+    if arguments.get("use_attention"):
+        return ModelCatalog.get_model_v2(space, actions, outputs, {**MODEL_DEFAULTS, **arguments}, framework="torch")
+    longest = {**MODEL_DEFAULTS, "max_seq_len": arguments.pop("max_seq_len", MODEL_DEFAULTS["max_seq_len"])}
+    return GTrXLNet(space, actions, outputs, longest, "gtrxl", **arguments)
 
 
 def split(stored: Any, config: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
@@ -46,16 +46,16 @@ def split(stored: Any, config: Mapping[str, Any] | None) -> tuple[Mapping[str, A
     spec = stored.get("policy_spec") if isinstance(stored, Mapping) else None
     algorithm = _entries(_entries(spec).get("config"))
     model = _entries(algorithm.get("model"))
-    found = dict(model) if model.get("use_attention") else {}
-    if not found and not (config or {}).get("use_attention"):
+    settings = dict(model) if model.get("use_attention") else {}
+    if not settings and not (config or {}).get("use_attention"):
         return weights, None
-    found["vf_share_layers"] = not any("_value_branch_separate" in name for name in weights)
+    settings["vf_share_layers"] = not any("_value_branch_separate" in name for name in weights)
     space = _entries(_entries(_entries(spec).get("observation_space")).get("space"))
     if space.get("space") == "box":
-        found["observation"] = space.get("shape")
+        settings["observation"] = space.get("shape")
     if (head := weights.get("_logits_branch._model.0.weight")) is not None:
-        found["num_outputs"] = len(head)
-    return weights, found
+        settings["num_outputs"] = len(head)
+    return weights, settings
 
 
 def _entries(value: Any) -> Mapping[str, Any]:
@@ -92,17 +92,17 @@ def _step(module: Any, inputs: Named, states: Named) -> tuple[Named, Named]:
     obs, core = inputs["obs"], getattr(module, "gtrxl", module)
     batch, length = obs.shape[:2]
     held = list(states.values()) or [obs.new_zeros(batch, 0, core.attention_dim)] * core.num_transformer_units
-    kept = [(part, dict(vars(part))) for part in (module, core)]
+    attributes = [(part, dict(vars(part))) for part in (module, core)]
     try:
-        given = {"obs": obs.flatten(0, 1)}
-        found, rows = module(given, held, torch.full((batch,), length, dtype=torch.int32))
-        found = found.unflatten(0, (batch, length))
+        arguments = {"obs": obs.flatten(0, 1)}
+        result, rows = module(arguments, held, torch.full((batch,), length, dtype=torch.int32))
+        result = result.unflatten(0, (batch, length))
         if core is module and core.logits is None:
-            outputs = {"features": found}
+            outputs = {"features": result}
         else:
-            outputs = {"logits": found, "value": module.value_function().unflatten(0, (batch, length))}
+            outputs = {"logits": result, "value": module.value_function().unflatten(0, (batch, length))}
     finally:
-        for part, content in kept:
+        for part, content in attributes:
             vars(part).update(content)
     new = [torch.cat((old, row.unflatten(0, (batch, length))), 1) for old, row in zip(held, rows, strict=True)]
     return outputs, {name: full[:, length:] for name, full in zip(states, new, strict=False)}

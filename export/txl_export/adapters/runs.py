@@ -1,8 +1,8 @@
-"""Finds the policy in what a trainer left: its checkpoint, its settings, and what they say of the environment.
+"""Finds the policy in a trainer's folder or file: its checkpoint, its settings, and the facts about the environment.
 
-rsl_rl, skrl and rl_games as Isaac Lab and mjlab call them leave a folder with `params/agent.yaml` and
-`params/env.yaml`; sb3-contrib a zip, of which the plain fields and `policy.pth` are read. What is needed and is not
-there, or is not known here, is refused by its name; what was taken is said.
+rsl_rl, skrl and rl_games, as Isaac Lab and mjlab call them, leave a folder with `params/agent.yaml` and
+`params/env.yaml`. sb3-contrib leaves a zip, from which plain fields and `policy.pth` are read. A setting that is
+missing or unknown is refused by its name; a line says which files were used.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MOST_ZIPPED, MOST_DATA = 1 << 28, 1 << 24
 """
 TERM = ("scale", "clip", "history_length")
 ACTION = ("joint_names", "actuator_names", "preserve_order", "scale", "offset", "use_default_offset", "clip")
-"""Settings that are kept of a term of observations and of an action, where it is said."""
+"""Settings of an observation's term and of an action that are kept, if the environment's file has them."""
 Found = tuple[str, Any, dict[str, Any], dict[str, Any], list[Path]]
 """Trainer, checkpoint (its path or its tensors), config of the adapter, facts, files that were read."""
 
@@ -68,23 +68,23 @@ def read_run(path: Path) -> Adapted:
                 f"{path / AGENT}: has {some([*map(str, agent)], 6)}, expected rsl_rl's actor (since 5.0), skrl's "
                 "models or rl_games' params; give --adapter recurrent-policy, --config and --weights"
             )
-        found = reader(path, agent)
-        groups = found[3].pop("groups", None)
+        run = reader(path, agent)
+        groups = run[3].pop("groups", None)
         known = {} if environment is None else _environment(environment, groups)
-    trainer, weights, config, facts, files = found
+    trainer, weights, config, facts, files = run
     read = [*files, path / AGENT, *([] if environment is None else [path / ENVIRONMENT])]
     return _adapted(path, (trainer, weights, config, {**facts, **known}, read))
 
 
-def _adapted(path: Path, found: Found) -> Adapted:
-    """Return what was found as a model of its adapter, with a line that says what was taken."""
-    trainer, weights, config, facts, read = found
+def _adapted(path: Path, run: Found) -> Adapted:
+    """Return the model with its adapter, and a line that names the files that were used."""
+    trainer, weights, config, facts, read = run
     facts = {"trainer": trainer, **{key: value for key, value in facts.items() if value is not None and value != []}}
-    taken = [str(file.relative_to(path if path.is_dir() else path.parent)) for file in read]
+    names = [str(file.relative_to(path if path.is_dir() else path.parent)) for file in read]
     lacks = [key for key in ("rate", "observations", "actions") if key not in facts]
-    told = f"{path}: a run of {trainer}; taken are {', '.join(taken)}"
-    told += f"; not said there: {', '.join(lacks)}" if lacks else ""
-    return Adapted("recurrent-policy", weights, config, facts, told)
+    message = f"{path}: a run of {trainer}; taken are {', '.join(names)}"
+    message += f"; not said there: {', '.join(lacks)}" if lacks else ""
+    return Adapted("recurrent-policy", weights, config, facts, message)
 
 
 def _rsl_rl(path: Path, agent: Mapping[str, Any]) -> Found:
@@ -94,16 +94,18 @@ def _rsl_rl(path: Path, agent: Mapping[str, Any]) -> Found:
     if name not in ("MLPModel", "RNNModel"):
         raise CheckpointError(f"{path / AGENT}: class_name of actor is {name}, expected MLPModel or RNNModel")
     plain = name == "MLPModel"
-    kept = {key: value for key, value in actor.items() if value is not None and not (plain and key.startswith("rnn_"))}
+    settings = {
+        key: value for key, value in actor.items() if value is not None and not (plain and key.startswith("rnn_"))
+    }
     width = _tensor(checkpoint, state, "mlp.0.weight" if plain else "rnn.rnn.weight_ih_l0").shape[1]
     deviations = [tensor for key, tensor in state.items() if re.fullmatch(r"distribution\.(log_)?std_param", key)]
     last = max((key for key in state if key.startswith("mlp.")), key=lambda key: int(key.split(".")[1]))
     count = deviations[0].shape[0] if deviations else state[last].shape[0]
-    if not deviations and kept.get("distribution_cfg"):  # deviations, too, come out of the last layer
+    if not deviations and settings.get("distribution_cfg"):  # deviations, too, come out of the last layer
         count //= 2
     groups = list((agent.get("obs_groups") or {}).get("actor", ["policy"]))
-    config = {"obs": {"policy": width}, "num_actions": count, "obs_groups": {"actor": ["policy"]}, "actor": kept}
-    normal = "in the graph" if kept.get("obs_normalization") else None
+    config = {"obs": {"policy": width}, "num_actions": count, "obs_groups": {"actor": ["policy"]}, "actor": settings}
+    normal = "in the graph" if settings.get("obs_normalization") else None
     return (
         "rsl_rl",
         checkpoint,
@@ -137,10 +139,10 @@ def _rl_games(path: Path, agent: Mapping[str, Any]) -> Found:
 def _skrl(path: Path, agent: Mapping[str, Any]) -> Found:
     folder = path / "checkpoints"
     checkpoint = folder / "best_agent.pt" if (folder / "best_agent.pt").is_file() else _newest(folder, "agent_*.pt")
-    stored, told = read_stored(checkpoint), agent["models"]["policy"]
+    stored, settings = read_stored(checkpoint), agent["models"]["policy"]
     state = _part(checkpoint, stored, "policy")
     normal, scaler = _scaler(path, checkpoint, stored, agent.get("agent") or {})
-    (network,), output = told["network"], str(told["output"])
+    (network,), output = settings["network"], str(settings["output"])
     if network["input"] not in ("OBSERVATIONS", "STATES") or output not in ("ACTIONS", "tanh(ACTIONS)"):
         raise CheckpointError(
             f"{path / AGENT}: the policy reads {network['input']} and returns {output}, expected OBSERVATIONS and "
@@ -155,25 +157,25 @@ def _skrl(path: Path, agent: Mapping[str, Any]) -> Found:
     weights = {f"layers.{place // 2}.{('weight', 'bias')[place % 2]}": one for place, one in enumerate(matrices)}
     weights |= {key: normal[key].float() for key in ("running_mean", "running_variance") if normal}
     activations = network.get("activations") or ""
-    given = [activations] * len(network["layers"]) if isinstance(activations, str) else list(activations)
+    listed = [activations] * len(network["layers"]) if isinstance(activations, str) else list(activations)
     sizes = [matrices[0].shape[1], *(tensor.shape[0] for tensor in matrices[::2])]
     config = {
         "widths": sizes,
-        "activations": [*given, "tanh" if output != "ACTIONS" else ""],
+        "activations": [*listed, "tanh" if output != "ACTIONS" else ""],
         "normalised": bool(normal),
         "scaler": scaler,
     }
-    facts = {"normaliser": "in the graph" if normal else None, "clip_actions": told.get("clip_actions")}
+    facts = {"normaliser": "in the graph" if normal else None, "clip_actions": settings.get("clip_actions")}
     return "skrl", weights, config, facts, [checkpoint]
 
 
 def _scaler(
     path: Path, checkpoint: Path, stored: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
-    """Return the tensors and arguments of what normalises observations, {} and {} without.
+    """Return the tensors and arguments of the scaler that normalises observations; {} and {} without one.
 
-    As skrl's runner has it: `state_preprocessor` is meant where the settings have no `observation_preprocessor`, and
-    was stored under that name before skrl 2.
+    As in skrl's runner, `state_preprocessor` is used if the settings have no `observation_preprocessor`; before skrl 2
+    it was stored under that name.
     """
     new, old = "observation_preprocessor", "state_preprocessor"
     name = new if new in settings else old
@@ -226,9 +228,9 @@ def _sb3(path: Path) -> Found:
 
 
 def _vec_normalize(path: Path, shape: tuple[int, ...]) -> Any:
-    """Return the numbers of a pickled VecNormalize, None if it leaves observations; nothing of it is imported or run.
+    """Return the numbers of a pickled VecNormalize, None if it does not normalise observations; no code in it is run.
 
-    `shape`: of the observation, and so of mean and variance.
+    `shape` is the shape of an observation, and so of mean and variance.
     """
     content = load_file(path).content
     try:
@@ -238,8 +240,8 @@ def _vec_normalize(path: Path, shape: tuple[int, ...]) -> Any:
         mean, var = (np.asarray(rms[key], np.float64) for key in ("mean", "var"))
         epsilon, clip = (float(content.state[key]) for key in ("epsilon", "clip_obs"))
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        said = f"{type(error).__name__}: {one_line(error)}"
-        raise CheckpointError(f"{path}: {said}; expected a VecNormalize of one Box, by its save") from None
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        raise CheckpointError(f"{path}: {reason}; expected a VecNormalize of one Box, by its save") from None
     if not (mean.shape == var.shape == shape and np.isfinite([mean, var]).all() and (var >= 0).all()):
         has = f"mean {list(mean.shape)} and variance {list(var.shape)}"
         raise CheckpointError(f"{path}: has {has}, expected finite ones of {list(shape)}, variances ≥ 0")
@@ -265,17 +267,17 @@ def _environment(env: Mapping[str, Any], groups: list[str] | None) -> dict[str, 
             for key, term in (group.get("terms") or group).items()
             if isinstance(term, Mapping) and "func" in term
         }
-        listed = [{"name": key, **_said(term, TERM)} for key, term in terms.items()]
-        facts["observations"].append({"group": name, **_said(group, TERM[2:]), "terms": listed})
+        listed = [{"name": key, **_settings_of(term, TERM)} for key, term in terms.items()]
+        facts["observations"].append({"group": name, **_settings_of(group, TERM[2:]), "terms": listed})
     acts = env.get("actions")
     acts = acts if isinstance(acts, Mapping) else {}
     facts["actions"] = [
-        {"name": name, **_said(term, ACTION)} for name, term in acts.items() if isinstance(term, Mapping)
+        {"name": name, **_settings_of(term, ACTION)} for name, term in acts.items() if isinstance(term, Mapping)
     ]
     return facts
 
 
-def _said(term: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
+def _settings_of(term: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
     return {key: term[key] for key in keys if term.get(key) not in (None, 0)}
 
 
@@ -319,8 +321,8 @@ def _is_policy(path: Path) -> bool:
 
 def _only(path: Path, files: list[Path]) -> Path:
     if len(files) != 1:
-        found = some([file.name for file in files], 4) or "none"
-        raise CheckpointError(f"{path}: has {found}, expected one file; give it by its path, or put it there")
+        names = some([file.name for file in files], 4) or "none"
+        raise CheckpointError(f"{path}: has {names}, expected one file; give it by its path, or put it there")
     return files[0]
 
 

@@ -39,19 +39,19 @@ def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
     names = [f"layers.{number:02d}.mem" for number in range(kinds.count("a"))]
     states = [StateSpec(name, ("B", rows, layers.dim)) for name in names]
     states.append(StateSpec("fill", ("B",), dtype="int32"))
-    given, output = _interface(module, layers)
-    spec = StepSpec(module, [given], states, [output], step=partial(_step, output=output.name), lengths=True)
+    tokens, output = _interface(module, layers)
+    spec = StepSpec(module, [tokens], states, [output], step=partial(_step, output=output.name), lengths=True)
 
     def own(module: Any, inputs: Tensors, carried: Any) -> tuple[Tensors, Tensors, Any]:
-        result, mems = module(inputs[given.name], mems=carried, return_mems=True)
+        result, mems = module(inputs[tokens.name], mems=carried, return_mems=True)
         return {output.name: result}, dict(zip(names, mems, strict=True)), list(mems)
 
     most = min(8, module.max_seq_len or 8)
     try:
         return proven((spec, replace(spec, lengths=False)), own, (most, (most + 1) // 2, most))
     except OwnCodeError as error:
-        told = suspects(module)
-        raise UsageError(f"{error}; of its options look at {', '.join(told)}" if told else str(error)) from error
+        options = suspects(module)
+        raise UsageError(f"{error}; of its options look at {', '.join(options)}" if options else str(error)) from error
 
 
 def _interface(module: Any, layers: Any) -> tuple[InputSpec, OutputSpec]:
@@ -59,10 +59,10 @@ def _interface(module: Any, layers: Any) -> tuple[InputSpec, OutputSpec]:
     if not hasattr(module, "token_emb"):
         width = getattr(module.project_in, "in_features", layers.dim)
         return InputSpec("features", ("B", "L", width)), OutputSpec("output")
-    given, head = InputSpec("tokens", ("B", "L"), tokens=module.num_tokens), module.to_logits
+    spec, head = InputSpec("tokens", ("B", "L"), tokens=module.num_tokens), module.to_logits
     each = head is not None and not module.average_pool_embed and module.cls_token is None
-    told = each and layers.causal and getattr(head, "out_features", module.num_tokens) == module.num_tokens
-    return given, OutputSpec("embeddings" if head is None else "logits", role="logits" if told else None)
+    is_head = each and layers.causal and getattr(head, "out_features", module.num_tokens) == module.num_tokens
+    return spec, OutputSpec("embeddings" if head is None else "logits", role="logits" if is_head else None)
 
 
 def _step(module: Any, inputs: Named, states: Named, output: str) -> tuple[Named, Named]:
@@ -82,8 +82,8 @@ def _step(module: Any, inputs: Named, states: Named, output: str) -> tuple[Named
         memories, fill = [torch.zeros_like(memory) for memory in memories], torch.zeros_like(fill)
     joined = [torch.cat(pair, 1) for pair in zip(memories, seen.hiddens, strict=True)]
     if valid is None:
-        kept = [both[:, -rows:] for both in joined]
+        newest = [both[:, -rows:] for both in joined]
     else:  # the end is padding: keep the `rows` rows before it
         first = torch.arange(batch) * joined[0].shape[1] + new
-        kept = [both.flatten(0, 1)[first[:, None] + torch.arange(rows)] for both in joined]
-    return {output: result}, {**dict(zip(names, kept, strict=True)), "fill": torch.clamp(fill + new, max=rows)}
+        newest = [both.flatten(0, 1)[first[:, None] + torch.arange(rows)] for both in joined]
+    return {output: result}, {**dict(zip(names, newest, strict=True)), "fill": torch.clamp(fill + new, max=rows)}

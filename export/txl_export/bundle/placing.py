@@ -74,9 +74,9 @@ def _check(target: Path, force: bool, kind: Kind) -> None:
             "UTF-8; give another -o, and rename the bundle afterwards"
         )
     if not parent.is_dir():
-        found = "a file" if parent.exists() else "nothing"
+        present = "a file" if parent.exists() else "nothing"
         raise UsageError(
-            f"{parent}: found {found}, expected a folder to write {target.name} into; create it or give another -o"
+            f"{parent}: found {present}, expected a folder to write {target.name} into; create it or give another -o"
         )
     if not os.path.lexists(target):
         return
@@ -142,9 +142,9 @@ def _explained(place: Path, outcome: str) -> Iterator[None]:
         yield
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        said = "the disk is full" if full else error.strerror or str(error)
+        reason = "the disk is full" if full else error.strerror or str(error)
         advice = "make room or give another -o" if full else "give another -o"
-        raise TxlError(f"{place}: {said}; {outcome}; {advice}") from None
+        raise TxlError(f"{place}: {reason}; {outcome}; {advice}") from None
 
 
 def _place(partial: Path, target: Path, kind: Kind) -> None:

@@ -106,14 +106,14 @@ def read_checkpoint(
         content, loaded = load(Path(checkpoint), aliases)
         source = CheckpointSource(Path(checkpoint).name, loaded.sha256, loaded.container)
     try:
-        found, unwrapped = identify(content, code_base, name)
+        code, unwrapped = identify(content, code_base, name)
     except CheckpointError:
         if source.container == SCRIPTED:
             raise ScriptedError(scripted(name, content)) from None
         raise
-    imported = import_model(found, unwrapped, config, name)
+    imported = import_model(code, unwrapped, config, name)
     imported, before = apply_overrides(imported, overrides or Overrides())
-    recognised = f"{found}: {unwrapped.reason}"
+    recognised = f"{code}: {unwrapped.reason}"
     if code_base == "auto":
         imported = replace(imported, notes=(f"recognised as {recognised}", *imported.notes))
     return imported, msgspec.structs.replace(source, recognised=recognised, overrides=overrides, overridden=before)
@@ -129,7 +129,7 @@ def scripted(name: str, content: Mapping[str, Any]) -> str:
 
 
 def check_code_base(code_base: str) -> None:
-    """Refuse an unknown code base.
+    """Check the name of a code base.
 
     Raises:
         UsageError: it is neither auto nor one of CODE_BASES.
@@ -205,9 +205,9 @@ def identify(content: Any, code_base: str, source: str) -> tuple[str, Unwrapped]
             f"{source}: its {len(state)} tensors ({', '.join(map(shown, sorted(state)[:3]))} …) fit "
             f"{' and '.join(matching) or 'no known family'}, expected one; give --family"
         )
-    found = matching[0] if code_base == "auto" else code_base
-    reason = f"tensors named {' and '.join(CODE_BASES[found].MARKS)}" if found in matching else "--family alone"
-    return found, Unwrapped(state, None, reason)
+    code = matching[0] if code_base == "auto" else code_base
+    reason = f"tensors named {' and '.join(CODE_BASES[code].MARKS)}" if code in matching else "--family alone"
+    return code, Unwrapped(state, None, reason)
 
 
 def code_bases_with_names(names: Iterable[str]) -> list[str]:
@@ -241,9 +241,9 @@ def _tensors(content: Any, source: str) -> dict[str, Tensor]:
             f"{source}: {shown(str(odd[0]))} is sparse, quantised or has no values, expected plain tensors; save those"
         )
     if strange or not content:
-        found = f"entries such as {', '.join(strange[:3])}" if strange else "nothing"
+        contents = f"entries such as {', '.join(strange[:3])}" if strange else "nothing"
         raise CheckpointError(
-            f"{source}: holds {found}, expected a state dict or a known checkpoint; save one of them, or give the "
+            f"{source}: holds {contents}, expected a state dict or a known checkpoint; save one of them, or give the "
             "whole folder if it is a trainer's run"
         )
     state = dict(content)

@@ -66,8 +66,8 @@ def unwrap(content: Any, source: str) -> Unwrapped | None:
 
 def from_state(state: State, values: Mapping[str, Any]) -> Imported:
     """Import the state_dict of a whole model (parts of a model-parallel run are refused) with GPT2Model's arguments."""
-    found, notes = convert_config(values, CntxlConfig, state.source)
-    config = found.model_config(state.source)
+    settings, notes = convert_config(values, CntxlConfig, state.source)
+    config = settings.model_config(state.source)
     check_config(config, state)
     table, biases = state.take("word_embeddings.weight"), state.take("transformer.r_w_bias")
     if biases.shape[0] < config.n_head and table.shape[0] < config.vocab_size:
@@ -82,7 +82,7 @@ def from_state(state: State, values: Mapping[str, Any]) -> Imported:
         canonical[f"{layer_name(i)}.attention.content_bias"] = biases
         canonical[f"{layer_name(i)}.attention.position_bias"] = state.take("transformer.r_r_bias")
     canonical |= state.take_layers("transformer", {"final_norm": "final_layernorm"})
-    evaluation = Evaluation(memory_length=found.max_memory_length, same_length=True, clamp_length=0)
+    evaluation = Evaluation(memory_length=settings.max_memory_length, same_length=True, clamp_length=0)
     return Imported(NAME, config, canonical, "empty", 0, evaluation, None, notes, window_of="segment")
 
 

@@ -84,26 +84,26 @@ def unwrap(content: Any, source: str) -> Unwrapped | None:
 def from_state(state: State, values: Mapping[str, Any]) -> Imported:
     """Import a model's state with the values of its config; vocab_sz defaults to the embedding's height."""
     values = {**values, "act": _activation(values.get("act", "ReLU"))}
-    found, notes = convert_config(values, FastaiConfig, state.source)
+    settings, notes = convert_config(values, FastaiConfig, state.source)
     if second := sorted(name for name in state if name.startswith("0.beat_enc.")):
         raise CheckpointError(
             f"{state.source}: has {second[0]}, an embedding of beats; expected a model whose only input are tokens; "
             "train it with encode_position off"
         )
     table = state.take("0.encoder.weight")
-    out_bias = "1.decoder.bias" in state if found.out_bias is None else found.out_bias
-    config = found.model_config(found.vocab_sz or table.shape[0], out_bias, state.source)
+    out_bias = "1.decoder.bias" in state if settings.out_bias is None else settings.out_bias
+    config = settings.model_config(settings.vocab_sz or table.shape[0], out_bias, state.source)
     check_config(config, state)
     canonical: Weights = {"embedding.tables.0": table}
-    if "1.decoder.weight" in state or not found.tie_weights:
+    if "1.decoder.weight" in state or not settings.tie_weights:
         canonical["softmax.tables.0"] = state.take("1.decoder.weight")
     if out_bias:
         canonical["softmax.biases.0"] = state.take("1.decoder.bias")
     for i in range(config.n_layer):
-        canonical |= _layer(i, found, state)
+        canonical |= _layer(i, settings, state)
         for name, own in (("content_bias", "0.u"), ("position_bias", "0.v")):
             canonical[f"{layer_name(i)}.attention.{name}"] = _heads(own, state)
-    evaluation = Evaluation(found.mem_len, found.ctx_len, False, 0)
+    evaluation = Evaluation(settings.mem_len, settings.ctx_len, False, 0)
     return Imported(NAME, config, canonical, "empty", 0, evaluation, None, notes)
 
 
@@ -128,14 +128,14 @@ def _activation(value: Any) -> str:
     return name.rpartition(".")[2] if isinstance(name, str) else type(value).__name__
 
 
-def _layer(i: int, found: FastaiConfig, state: State) -> Weights:
+def _layer(i: int, settings: FastaiConfig, state: State) -> Weights:
     """Return one layer's tensors except the biases u and v.
 
     A second dropout, if there is one (double_drop), moves the modules behind it in `ff.layers` by one.
     """
     own = f"0.layers.{i}"
     attention, feed_forward = f"{layer_name(i)}.attention", f"{layer_name(i)}.feed_forward"
-    outer, norm = (3, 6) if found.double_drop else (2, 5)
+    outer, norm = (3, 6) if settings.double_drop else (2, 5)
     names = {
         f"{attention}.norm": "mhra.ln",
         f"{feed_forward}.inner": "ff.layers.0",
@@ -143,7 +143,7 @@ def _layer(i: int, found: FastaiConfig, state: State) -> Weights:
         f"{feed_forward}.norm": f"ff.layers.{norm}",
     }
     canonical = state.take_layers(own, names)
-    for part in ("weight", "bias") if found.bias else ("weight",):
+    for part in ("weight", "bias") if settings.bias else ("weight",):
         canonical[f"{attention}.position.{part}"] = state.take(f"{own}.mhra.r_attn.{part}")
         canonical[f"{attention}.output.{part}"] = state.take(f"{own}.mhra.out.{part}")
         joined = state.split(f"{own}.mhra.attention.{part}", ("query", "key", "value"))

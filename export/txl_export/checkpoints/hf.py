@@ -86,10 +86,10 @@ def read_folder(path: Path) -> tuple[Unwrapped, Loaded]:
         raise CheckpointError(f"{path / CONFIG}: {error}; expected one JSON object; copy the folder again") from None
     loaded = load_file(weights)
     vocabulary, notes = None, loaded.notes
-    if found := next((path / name for name in VOCABULARIES if (path / name).is_file()), None):
+    if file := next((path / name for name in VOCABULARIES if (path / name).is_file()), None):
         try:
-            vocabulary = read_vocabulary_file(found)
-            notes += (f"{found.name}: words split at white space; the tokenizer's own splitting is not part of it",)
+            vocabulary = read_vocabulary_file(file)
+            notes += (f"{file.name}: words split at white space; the tokenizer's own splitting is not part of it",)
         except CheckpointError as error:
             notes += (f"the vocabulary was left out: {error}",)
     return Unwrapped(loaded.content, values, f"{CONFIG} beside {weights.name}", vocabulary, notes), loaded
@@ -103,8 +103,8 @@ def unwrap(content: Any, source: str) -> Unwrapped | None:
 def from_state(state: State, values: Mapping[str, Any]) -> Imported:
     """Import a state dict with the values of config.json."""
     renamed = {"n_token" if key == "vocab_size" else key: value for key, value in values.items()}
-    found, notes = convert_config(renamed, HfConfig, state.source)
-    evaluation, config = found.evaluation(state.source), found.model_config(state.source)
+    settings, notes = convert_config(renamed, HfConfig, state.source)
+    evaluation, config = settings.evaluation(state.source), settings.model_config(state.source)
     check_config(config, state)
     if not any(name.startswith("crit.") for name in state):
         raise CheckpointError(
@@ -118,6 +118,6 @@ def from_state(state: State, values: Mapping[str, Any]) -> Imported:
             # A safetensors file stores biases that all layers share only once, under "transformer.".
             bias = f"{prefix}.dec_attn.{own}"
             canonical[f"{layer_name(i)}.attention.{name}"] = state.take(bias if bias in state else f"transformer.{own}")
-    tied = found.tied_projections(explicit=values.get("tie_projs") is not None)
-    canonical |= adaptive_softmax(config, state, found.tie_word_embeddings, tied, reverse=False)
-    return Imported(NAME, config, canonical, "zeros", 0, evaluation, None, notes + found.notes())
+    tied = settings.tied_projections(explicit=values.get("tie_projs") is not None)
+    canonical |= adaptive_softmax(config, state, settings.tie_word_embeddings, tied, reverse=False)
+    return Imported(NAME, config, canonical, "zeros", 0, evaluation, None, notes + settings.notes())

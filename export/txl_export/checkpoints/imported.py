@@ -134,6 +134,8 @@ class State(UserDict[str, Tensor]):
     def take(self, name: str) -> Tensor:
         """Return a required tensor with at least one axis.
 
+        For example, `take("word_emb.weight")` is [256, 32].
+
         Raises:
             CheckpointError: the state has no tensor of this name, or it is a single number.
         """

@@ -49,8 +49,8 @@ class LengthSettings(Struct, kw_only=True):
             CheckpointError: ext_len is not 0.
         """
         if self.ext_len:
-            told = "no engine keeps an extended context; to run it without one, give --extended-length 0"
-            raise CheckpointError(f"{source}: ext_len {self.ext_len}, expected 0, because {told}")
+            advice = "no engine keeps an extended context; to run it without one, give --extended-length 0"
+            raise CheckpointError(f"{source}: ext_len {self.ext_len}, expected 0, because {advice}")
         clamp = None if self.clamp_len is None else max(self.clamp_len, 0)
         return Evaluation(self.mem_len, self.tgt_len, self.same_length, clamp)
 
@@ -128,8 +128,8 @@ def unwrap(content: Any, source: str) -> Unwrapped | None:
         ("layers.0.dec_attn", ("pre_lnorm",)),
         ("layers.0.pos_ff", ("d_inner",)),
     ):
-        found = submodule(content, part)
-        values |= {name: found.state[name] for name in names if found is not None and name in found.state}
+        module = submodule(content, part)
+        values |= {name: module.state[name] for name in names if module is not None and name in module.state}
     norm = submodule(content, "layers.0.pos_ff.layer_norm")
     if norm is not None and "eps" in norm.state:
         values["layer_norm_epsilon"] = norm.state["eps"]
@@ -162,13 +162,13 @@ def _check_module(module: Stub, source: str) -> None:
 
 def from_state(state: State, values: Mapping[str, Any]) -> Imported:
     """Import a bare state dict with the constructor's arguments."""
-    found, notes = convert_config(values, KimiyoungConfig, state.source)
-    evaluation, config = found.evaluation(state.source), found.model_config(state.source, position_rows(state))
+    settings, notes = convert_config(values, KimiyoungConfig, state.source)
+    evaluation, config = settings.evaluation(state.source), settings.model_config(state.source, position_rows(state))
     check_config(config, state)
     state = _listed_projections(state)
     canonical = layers(config, state)
-    canonical |= adaptive_softmax(config, state, found.tie_weight, found.tie_projs, reverse=True)
-    notes += found.notes()
+    canonical |= adaptive_softmax(config, state, settings.tie_weight, settings.tie_projs, reverse=True)
+    notes += settings.notes()
     return Imported(NAME, config, canonical, "empty", 0, evaluation, None, notes, cluster_order="reversed")
 
 

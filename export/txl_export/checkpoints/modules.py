@@ -29,7 +29,8 @@ def module_state(module: Stub) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the state dict and the hyper-parameters of a pickled module.
 
     Names are those of model.state_dict(), without wrappers for several devices; tied tensors are the same object.
-    Hyper-parameters are the model's own attributes that are numbers, text, None, or lists of them.
+    Hyper-parameters are the model's own attributes that are numbers, text, None, or lists of them. For example,
+    ({"word_emb.weight": [256, 32]}, {"n_layer": 4}).
 
     Raises:
         CheckpointError: the object is not a module.
@@ -51,13 +52,13 @@ def submodule(module: Stub, name: str) -> Stub | None:
     Raises:
         CheckpointError: the object, or a parent of the part, is not a module.
     """
-    found = _unwrapped(module)
+    candidate = _unwrapped(module)
     for part in name.split(".") if name else ():
-        child = _parts(found, "_modules").get(part)
+        child = _parts(candidate, "_modules").get(part)
         if not isinstance(child, Stub):
             return None
-        found = _unwrapped(child)
-    return found
+        candidate = _unwrapped(child)
+    return candidate
 
 
 def _tensors(module: Stub, path: str) -> Iterator[tuple[str, Tensor]]:
@@ -103,11 +104,11 @@ def _is_plain(value: Any) -> bool:
 
 
 def unscripted(path: Path, loaded: Loaded) -> Loaded:
-    """Replace the module of a TorchScript archive by a state dict, and add the classes of its parts; else return
-    `loaded`.
+    """Replace the module of a TorchScript archive by its state dict, and add the classes of its parts; return any other
+    `loaded` as it is.
 
-    The tensors come in the order of `torch.jit.load(file).state_dict()`, and those of other attributes among them.
-    Tensors that only lists and dictionaries hold follow, e.g. "caches.0". Classes have their Python names, e.g.
+    The tensors come in the order of `torch.jit.load(file).state_dict()`; tensors of other attributes stand between
+    them, and tensors in lists and dictionaries, e.g. "caches.0", at the end. Classes have their Python names, e.g.
     "torch.nn.modules.rnn.LSTM".
 
     Raises:

@@ -50,32 +50,32 @@ def unwrap(content: Any, source: str) -> Unwrapped | None:
 
 def from_state(state: State, values: Mapping[str, Any]) -> Imported:
     """Import a model_state with the values of model_config."""
-    found, notes = convert_config(values, NvidiaConfig, state.source)
-    evaluation, config = found.evaluation(state.source), found.model_config(state.source, position_rows(state))
-    if len(found.tie_projs) < len(config.clusters):
+    settings, notes = convert_config(values, NvidiaConfig, state.source)
+    evaluation, config = settings.evaluation(state.source), settings.model_config(state.source, position_rows(state))
+    if len(settings.tie_projs) < len(config.clusters):
         raise CheckpointError(
-            f"{state.source}: tie_projs has {len(found.tie_projs)} entries, expected one for each of the "
+            f"{state.source}: tie_projs has {len(settings.tie_projs)} entries, expected one for each of the "
             f"{len(config.clusters)} clusters; check the config against the code that trained it"
         )
     check_config(config, state)
-    canonical = layers(config, state) | _softmax(config, found, state)
-    notes += found.notes()
+    canonical = layers(config, state) | _softmax(config, settings, state)
+    notes += settings.notes()
     return Imported(NAME, config, canonical, "empty", 1, evaluation, None, notes, cluster_order="reversed")
 
 
-def _softmax(config: ModelConfig, found: NvidiaConfig, state: State) -> Weights:
+def _softmax(config: ModelConfig, settings: NvidiaConfig, state: State) -> Weights:
     """Return the adaptive softmax `crit`; with div_val 1 one table [V, D] is cut into the clusters' rows."""
     canonical: Weights = {}
     for c, (first, last) in enumerate(config.clusters):
         own = 0 if config.div_val == 1 else c
         rows = slice(first, last) if config.div_val == 1 else slice(None)
-        if (table := f"crit.out_layers_weights.{own}") in state or not found.tie_weight:
+        if (table := f"crit.out_layers_weights.{own}") in state or not settings.tie_weight:
             canonical[f"softmax.tables.{c}"] = state.take(table)[rows]
         canonical[f"softmax.biases.{c}"] = state.take(f"crit.out_layers_biases.{own}")[rows]
         # shared_out_projs holds the embedding's projections: one in all, one per cluster, or no tensor.
         shared = f"crit.shared_out_projs.{own}"
-        if found.tie_projs[c] and shared in state:
+        if settings.tie_projs[c] and shared in state:
             canonical[f"softmax.projections.{c}"] = state[shared]
-        elif not found.tie_projs[c] and (config.div_val > 1 or config.d_embed != config.d_model):
+        elif not settings.tie_projs[c] and (config.div_val > 1 or config.d_embed != config.d_model):
             canonical[f"softmax.projections.{c}"] = state.take(f"crit.out_projs.{c}")
     return canonical | cluster_columns(config, state, reverse=True)

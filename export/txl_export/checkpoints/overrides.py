@@ -69,8 +69,8 @@ def apply_overrides(imported: Imported, asked: Overrides) -> tuple[Imported, dic
         "cluster_order": imported.cluster_order,
         "embedding_scale": imported.config.embedding_scale,
     }
-    given = msgspec.structs.asdict(asked)
-    wanted = {name: value for name, value in given.items() if value not in (None, own[name])}
+    fields = msgspec.structs.asdict(asked)
+    wanted = {name: value for name, value in fields.items() if value not in (None, own[name])}
     facts, weights = own | wanted, imported.weights
     if "cluster_order" in wanted:
         weights = weights | {name: t.flip(0) for name, t in weights.items() if name.startswith("softmax.cluster.")}

@@ -67,19 +67,19 @@ def _stored(path: Path) -> tuple[Any, list[str]]:
 
 def _classes(content: Any) -> set[str]:
     """Return the names of all classes and functions that the content has stubs for."""
-    found, waiting = set(), [content]
+    classes, waiting = set(), [content]
     while waiting:
         value = waiting.pop()
         if isinstance(value, Stub):
-            found.add(value.class_name)
+            classes.add(value.class_name)
             waiting += [value.state, value.args, value.built]
         elif isinstance(value, dict):
             waiting += [*value, *value.values()]
         elif isinstance(value, list | tuple):
             waiting += value
-    return found
+    return classes
 
 
 def _refers_to(names: Sequence[str]) -> str:
-    said = f"refers to {some([*map(shown, names)])}, {_UNKNOWN}"
-    return f"{said}; load the file where it was trained and save model.state_dict()"
+    message = f"refers to {some([*map(shown, names)])}, {_UNKNOWN}"
+    return f"{message}; load the file where it was trained and save model.state_dict()"

@@ -67,10 +67,10 @@ def unwrap(content: Any, source: str) -> Unwrapped | None:
 
 def from_state(state: State, values: Mapping[str, Any]) -> Imported:
     """Import a state_dict with the values of model_setting; n_token defaults to the embedding's height."""
-    found, notes = convert_config(values, RemixlConfig, state.source)
-    evaluation = found.evaluation(state.source)
+    settings, notes = convert_config(values, RemixlConfig, state.source)
+    evaluation = settings.evaluation(state.source)
     table = state.take("word_emb.lut.weight")
-    config = found.model_config(found.n_token or table.shape[0])
+    config = settings.model_config(settings.n_token or table.shape[0])
     check_config(config, state)
     canonical = {
         "embedding.tables.0": table,

@@ -53,8 +53,8 @@ def unwrap(content: Any, source: str) -> Unwrapped | None:
     if not isinstance(named, str) or named != FORMAT:
         return None
     if type(version) is not int or version != VERSION:
-        found = version if type(version) is int else f"of type {type(version).__name__}"
-        raise CheckpointError(f"{source}: checkpoint version {found}, expected {VERSION}; upgrade txl-deploy")
+        shown_version = version if type(version) is int else f"of type {type(version).__name__}"
+        raise CheckpointError(f"{source}: checkpoint version {shown_version}, expected {VERSION}; upgrade txl-deploy")
     for part in ("config", "state"):
         if not isinstance(content.get(part), Mapping):
             raise CheckpointError(f"{source}: {part!r} is not a mapping; expected a {FORMAT} file; save it again")

@@ -74,10 +74,10 @@ def completed(vocabulary: bytes | None, tokens: int, options: ExportOptions, sou
         if front or options.missing_words:
             raise UsageError("--specials and --missing-words are for a list that lacks words; leave them out")
         return vocabulary
-    lacks, given = tokens - len(words), f" and --specials {len(front)}" * bool(front)
+    lacks, option = tokens - len(words), f" and --specials {len(front)}" * bool(front)
     if len(front) > lacks or (len(front) == lacks) == options.missing_words:
         raise UsageError(
-            f"{source}: has {len(words)} words{given}, the model {tokens} tokens, expected a word for each; "
+            f"{source}: has {len(words)} words{option}, the model {tokens} tokens, expected a word for each; "
             f"give either --specials '<S>,…', where the list lacks {lacks} in front, or --missing-words, where it lacks"
             " the last ones: with the wrong one every word means its neighbour"
         )

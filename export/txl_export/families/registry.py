@@ -69,7 +69,10 @@ class Prepared(Protocol):
         """Write weight file and graphs; return the manifest without files, vocabulary and provenance."""
 
     def vectors(self, manifest: Manifest) -> dict[str, NDArray[Any]]:
-        """Compute the self-test's inputs and expected results with the reference, as arrays by name."""
+        """Compute the self-test's inputs and expected results with the reference, as arrays by name.
+
+        For example, {"counts": [3, 2]} for three steps.
+        """
 
     def verify(self, folder: Path, manifest: Manifest, listener: Listener) -> Parity:
         """Compare the bundle in a folder with PyTorch over chained segments."""

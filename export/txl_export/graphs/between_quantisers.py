@@ -21,18 +21,18 @@ OPERATORS = ("QLinearConv", "QLinearMatMul", *(f"{MICROSOFT}::{name}" for name i
 
 def between_quantisers(graph: ir.Graph, node: ir.Node) -> None:
     """Replace a QLinear operator. Codes are uint8 or int8, scales float32; a weight has one scale or one per column."""
-    said = dict(node.attributes)
-    if "opset" in said and said.pop("opset").as_int() < 13:
+    attributes = dict(node.attributes)
+    if "opset" in attributes and attributes.pop("opset").as_int() < 13:
         return  # before opset 13 a Softmax ran over several axes
-    name, given = node.op_type.removeprefix("QLinear").removeprefix("Q"), list(node.inputs)
+    name, inputs = node.op_type.removeprefix("QLinear").removeprefix("Q"), list(node.inputs)
     first = 6 if name in ("Add", "Conv", "Gemm", "MatMul", "Mul") else 3
-    codes, rest = (given[2:], given[:2]) if name == "Concat" else (given[:first], given[first:])
+    codes, rest = (inputs[2:], inputs[:2]) if name == "Concat" else (inputs[:first], inputs[first:])
     place = {"Conv": 2, "Gemm": 0}.get(name, len(rest))
     bias, result = rest[place : place + 1], rest[:place] or rest[1:]
     read = [ir.node("DequantizeLinear", codes[at : at + 3]) for at in range(0, len(codes), 3)]
     if name in ("Conv", "Gemm", "MatMul"):
         tensor = ir.convenience.get_const_tensor
-        scale, scales = (None if one is None else tensor(one) for one in (given[1], given[4]))
+        scale, scales = (None if one is None else tensor(one) for one in (inputs[1], inputs[4]))
         if scale is None or scales is None or scale.size != 1 or not result:
             return
         turned = name == "Gemm" and not node.attributes.get_int("transB", 0)
@@ -41,6 +41,8 @@ def between_quantisers(graph: ir.Graph, node: ir.Node) -> None:
             alpha = np.float32(node.attributes.get_float("alpha", 1.0))
             both = initializer(graph, f"{node.name}.bias.scale", scale.numpy().reshape(()) * scales.numpy() * alpha)
             read.append(ir.node("DequantizeLinear", [bias[0], both], attributes={"axis": 0}))
-    real = ir.node(name, [one.outputs[0] for one in read], attributes=said)
-    made = ir.node("QuantizeLinear", [real.outputs[0], *result])
-    ir.convenience.replace_nodes_and_values(graph, node, [node], [*read, real, made], node.outputs, made.outputs)
+    real = ir.node(name, [one.outputs[0] for one in read], attributes=attributes)
+    quantised = ir.node("QuantizeLinear", [real.outputs[0], *result])
+    ir.convenience.replace_nodes_and_values(
+        graph, node, [node], [*read, real, quantised], node.outputs, quantised.outputs
+    )

@@ -18,13 +18,13 @@ def bound_by_max_and_min(graph: ir.Graph) -> None:
         value, least, most = (*node.inputs, None, None)[:3]
         assert value is not None
         bounds = [(kind, bound) for kind, bound in (("Max", least), ("Min", most)) if bound is not None]
-        made: list[ir.Node] = []
+        nodes: list[ir.Node] = []
         nothing: list[tuple[str, ir.Value | None]] = [("Identity", None)]
         for kind, bound in bounds or nothing:
             part = ir.node(kind, [value, *([] if bound is None else [bound])], name=f"{node.name}.{kind}")
             value = part.outputs[0]
             value.name, value.type, value.shape = f"{result.name}.{kind}", result.type, result.shape
-            made.append(part)
+            nodes.append(part)
         name, result.name = result.name, None
         value.name = name
-        ir.convenience.replace_nodes_and_values(graph, node, [node], made, [result], [value])
+        ir.convenience.replace_nodes_and_values(graph, node, [node], nodes, [result], [value])

@@ -43,10 +43,10 @@ class _Transform(NamedTuple):
         unit = np.multiply.outer(np.eye(read), [1, 1j] if self.parts == 2 else [1.0])
         rows = unit.transpose(0, 2, 1).reshape(read * self.parts, read)
         if self.onesided:
-            made: NDArray[Any] = np.fft.irfft(rows, self.length) if self.inverse else np.fft.rfft(rows, self.length)
+            matrix: NDArray[Any] = np.fft.irfft(rows, self.length) if self.inverse else np.fft.rfft(rows, self.length)
         else:
-            made = np.fft.ifft(rows, self.length) if self.inverse else np.fft.fft(rows, self.length)
-        return np.pad(made.view(np.float64), ((0, (self.samples - read) * self.parts), (0, 0)))
+            matrix = np.fft.ifft(rows, self.length) if self.inverse else np.fft.fft(rows, self.length)
+        return np.pad(matrix.view(np.float64), ((0, (self.samples - read) * self.parts), (0, 0)))
 
 
 def dft_as_product(graph: ir.Graph, node: ir.Node) -> None:
@@ -62,13 +62,15 @@ def dft_as_product(graph: ir.Graph, node: ir.Node) -> None:
     inverse, onesided = (bool(node.attributes.get_int(name, 0)) for name in ("inverse", "onesided"))
     length = _number(node, 1, 2 * (samples - 1) if inverse and onesided else samples)
     transform = _Transform(samples, parts, length, inverse, onesided)
-    build, kept = Builder(graph, "dft").at(node), [0] * (len(shape) - 2)
-    matrix = _kept(graph, node, transform, None, lambda: build.constant(transform.matrix().astype(_kind(signal))))
+    build, zeros = Builder(graph, "dft").at(node), [0] * (len(shape) - 2)
+    matrix = _constant_of(
+        graph, node, transform, None, lambda: build.constant(transform.matrix().astype(_kind(signal)))
+    )
     order = [*(one for one in range(len(shape) - 1) if one != axis), axis, len(shape) - 1]
-    flat = build.op("Reshape", [build.transpose(signal, order), build.numbers(*kept, samples * parts)])
+    flat = build.op("Reshape", [build.transpose(signal, order), build.numbers(*zeros, samples * parts)])
     product = build.op("MatMul", [flat, matrix])
-    made = build.op("Reshape", [product, build.numbers(*kept, *transform.made)])
-    build.replace(node.outputs[0], build.transpose(made, [int(place) for place in np.argsort(order)]))
+    result = build.op("Reshape", [product, build.numbers(*zeros, *transform.made)])
+    build.replace(node.outputs[0], build.transpose(result, [int(place) for place in np.argsort(order)]))
 
 
 def stft_as_convolution(graph: ir.Graph, node: ir.Node) -> None:
@@ -79,8 +81,8 @@ def stft_as_convolution(graph: ir.Graph, node: ir.Node) -> None:
             values.
     """
     signal, shape = _signal(node)
-    given = node.inputs[2] if len(node.inputs) > 2 else None
-    window = None if given is None else _constant(node, given).astype(np.float64)
+    window_input = node.inputs[2] if len(node.inputs) > 2 else None
+    window = None if window_input is None else _constant(node, window_input).astype(np.float64)
     length = _number(node, 3, shape[1] if window is None else len(window))
     if window is not None and len(window) != length:
         raise _refused(node, f"with a window of {len(window)} numbers for frames of {length}, expected as many")
@@ -94,14 +96,14 @@ def stft_as_convolution(graph: ir.Graph, node: ir.Node) -> None:
         filters = transform.matrix().reshape(length, parts, -1) * weights[:, None, None]
         return build.constant(np.ascontiguousarray(filters.T, _kind(signal)))
 
-    filters = _kept(graph, node, transform, given, kernel)
+    filters = _constant_of(graph, node, transform, window_input, kernel)
     real = build.op("Reshape", [signal, build.numbers(0, 1, -1)]) if parts == 1 else build.transpose(signal, [0, 2, 1])
     filtered = build.op("Conv", [real, filters], strides=[_number(node, 1, None)])
-    made = build.op("Reshape", [filtered, build.numbers(0, *transform.made, -1)])
-    build.replace(node.outputs[0], build.transpose(made, [0, 3, 1, 2]))
+    result = build.op("Reshape", [filtered, build.numbers(0, *transform.made, -1)])
+    build.replace(node.outputs[0], build.transpose(result, [0, 3, 1, 2]))
 
 
-def _kept(
+def _constant_of(
     graph: ir.Graph, node: ir.Node, transform: _Transform, window: ir.Value | None, make: Callable[[], ir.Value]
 ) -> ir.Value:
     """Return a transform's constant, made once per graph; the total is limited: small files may ask for much."""
@@ -109,14 +111,14 @@ def _kept(
     if transform.parts not in parts or min(transform.samples, transform.length) < 1:
         expected = f"samples of {' or '.join(map(str, parts))} parts"
         raise _refused(node, f"of {transform.samples} samples of {transform.parts} parts, expected {expected}")
-    found: dict[Any, tuple[int, ir.Value]] = graph.meta.setdefault("transforms", {})
+    stored: dict[Any, tuple[int, ir.Value]] = graph.meta.setdefault("transforms", {})
     key = transform, window, _kind(_signal(node)[0])
-    if key not in found:
+    if key not in stored:
         numbers = transform.samples * transform.parts * transform.made[0] * transform.made[1]
-        if (total := numbers + sum(count for count, _ in found.values())) > MOST:
+        if (total := numbers + sum(count for count, _ in stored.values())) > MOST:
             raise _refused(node, f"with matrices of {total} numbers, expected at most {MOST}; take shorter frames")
-        found[key] = numbers, make()
-    return found[key][1]
+        stored[key] = numbers, make()
+    return stored[key][1]
 
 
 def _signal(node: ir.Node) -> tuple[ir.Value, ir.Shape]:
@@ -133,8 +135,8 @@ def _kind(signal: ir.Value) -> np.dtype[Any]:
 
 def _number(node: ir.Node, index: int | None, otherwise: Any) -> int:
     """Return input `index` of a node as a number; `otherwise` if the node has no such input."""
-    given = node.inputs[index] if index is not None and index < len(node.inputs) else None
-    size = otherwise if given is None else _constant(node, given).item()
+    value = node.inputs[index] if index is not None and index < len(node.inputs) else None
+    size = otherwise if value is None else _constant(node, value).item()
     if not isinstance(size, int):
         raise _refused(node, "over an axis of an open size, expected a number; fix it, or cut the signal into frames")
     return size
@@ -147,7 +149,7 @@ def _constant(node: ir.Node, value: ir.Value) -> NDArray[Any]:
     return tensor.numpy()
 
 
-def _refused(node: ir.Node, found: str, final: bool = True) -> UnsettledError:
+def _refused(node: ir.Node, fault: str, final: bool = True) -> UnsettledError:
     """Return the error; it is final unless a window is computed, because torch can decompose that STFT into a DFT."""
     trace = node.metadata_props.get(STACK_TRACE, "")
-    return UnsettledError(f"it becomes the operator {node.op_type} {found}", trace, final)
+    return UnsettledError(f"it becomes the operator {node.op_type} {fault}", trace, final)

@@ -102,8 +102,8 @@ def in_float32(model: onnx.ModelProto, places: _Places = ()) -> onnx.ModelProto:
         model: the graph, with all types filled in, as `tracing` writes it.
         places: pairs of a tensor's places in the original weight file and in the float32 file.
     """
-    made = onnx.shape_inference.infer_shapes(model, data_prop=True)
-    graph = made.graph
+    inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    graph = inferred.graph
     values = (*graph.value_info, *graph.input, *graph.output)
     types = {value.name: value.type.tensor_type.elem_type for value in values}
     del graph.value_info[:], graph.node[:]
@@ -128,7 +128,7 @@ def in_float32(model: onnx.ModelProto, places: _Places = ()) -> onnx.ModelProto:
                 node.output[index] = exact
                 graph.node.append(helper.make_node("Cast", [exact], [short], to=types[output]))
                 graph.node.append(helper.make_node("Cast", [short], [output], to=TensorProto.FLOAT))
-    return made
+    return inferred
 
 
 def _moved(offset: int, length: int, places: _Places) -> tuple[int, int]:

@@ -20,7 +20,8 @@ DAMPING = 0.01
 def round_to_inputs(matrix: Tensor, inputs: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor]:
     """Round a matrix W; return codes, scales and zero points, so that W ≈ (code - zero) · scale.
 
-    The row of an input that was always 0 is rounded plainly and compensates for no error.
+    The row of an input that was always 0 is rounded plainly and compensates for no error. For example, a matrix
+    [64, 96] in blocks of 32 inputs has scales for 2 blocks of each of 96 columns.
 
     Args:
         matrix: float32 [in, out].

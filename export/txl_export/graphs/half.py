@@ -39,15 +39,15 @@ def weights_of_products(graph: ir.Graph, precision: HalfPrecision, parameters: C
         parameters: names of constants that are the model's parameters. A product with any other constant, e.g. the
             frequencies of positions, stays float32. LSTM, GRU and RNN multiply by weights only.
     """
-    found: set[str] = set()
+    weights: set[str] = set()
     for node in graph:
         if node.op_type not in PRODUCTS[precision] or not _is_float(node.outputs):
             continue
         for operand in _weights(node):
             names = _origins(operand)
             if names and (node.op_type in RECURRENT or names <= set(parameters)):
-                found |= names
-    return found
+                weights |= names
+    return weights
 
 
 def to_half(model: ir.Model, precision: HalfPrecision, weights: Collection[str]) -> None:
@@ -93,9 +93,9 @@ class _Halving:
         self.weights = weights
         self._graph = graph
         self._kind = kind
-        self._made: dict[ir.Value, ir.Value] = {}
+        self._halves: dict[ir.Value, ir.Value] = {}
         for name in sorted(weights & graph.initializers.keys()):
-            self._made[graph.initializers[name]] = self._stored(graph.initializers[name])
+            self._halves[graph.initializers[name]] = self._stored(graph.initializers[name])
 
     def convert(self, node: ir.Node) -> None:
         """Make a product take and return half precision: add Casts before and after it."""
@@ -108,11 +108,11 @@ class _Halving:
                 continue
             name = output.name
             cast = ir.node("Cast", [output], attributes={"to": ir.DataType.FLOAT})
-            made = cast.outputs[0]
-            made.type, made.shape = ir.TensorType(ir.DataType.FLOAT), output.shape
-            ir.convenience.replace_all_uses_with(output, made, replace_graph_outputs=True)
+            result = cast.outputs[0]
+            result.type, result.shape = ir.TensorType(ir.DataType.FLOAT), output.shape
+            ir.convenience.replace_all_uses_with(output, result, replace_graph_outputs=True)
             cast.replace_input_with(0, output)
-            made.name, output.name = name, f"{name}.half"
+            result.name, output.name = name, f"{name}.half"
             output.type = ir.TensorType(self._kind)
             self._graph.insert_after(after, cast)
             after = cast
@@ -124,7 +124,7 @@ class _Halving:
         """Point every remaining reader of a converted weight to its half precision copy, and drop the float32 one."""
         for name in sorted(self.weights & self._graph.initializers.keys()):
             value = self._graph.initializers[name]
-            half = self._made[value]
+            half = self._halves[value]
             whole: ir.Value | None = None
             for node, index in list(value.uses()):
                 if node.op_type == "Gather" and index == 0:
@@ -143,7 +143,7 @@ class _Halving:
             self._graph.register_initializer(half)
 
     def _half(self, value: ir.Value, before: ir.Node) -> ir.Value:
-        if value not in self._made:
+        if value not in self._halves:
             names, source = _origins(value), value.producer()
             if source is not None and names and names <= self.weights:
                 inputs = [
@@ -154,11 +154,11 @@ class _Halving:
                 node = ir.Node("", source.op_type, inputs, attributes, num_outputs=1)
             else:
                 node = ir.node("Cast", [value], attributes={"to": self._kind})
-            made = node.outputs[0]
-            made.name, made.type, made.shape = f"{value.name}.cast", ir.TensorType(self._kind), value.shape
+            result = node.outputs[0]
+            result.name, result.type, result.shape = f"{value.name}.cast", ir.TensorType(self._kind), value.shape
             self._graph.insert_before(before, node)
-            self._made[value] = made
-        return self._made[value]
+            self._halves[value] = result
+        return self._halves[value]
 
     def _stored(self, value: ir.Value) -> ir.Value:
         assert value.const_value is not None
@@ -180,12 +180,12 @@ def _weights(node: ir.Node) -> Sequence[ir.Value]:
 
 def _origins(value: ir.Value) -> set[str]:
     """Return the names of the float32 constants from which a value is only moved; set() if it is computed otherwise."""
-    found: set[str] = set()
+    names: set[str] = set()
     for origin in _sources(value):
         if origin is None or origin.name is None or origin.const_value is None or origin.is_graph_input():
             return set()
-        found.add(origin.name)
-    return found
+        names.add(origin.name)
+    return names
 
 
 def _sources(value: ir.Value) -> Iterator[ir.Value | None]:

@@ -17,9 +17,9 @@ from torch import Tensor
 def plain_indices(exported: Any) -> Any:
     """Return the result of `torch.export` with such reads and writes rewritten; the same object if it has none."""
     indices = (index for node in exported.graph.nodes if node.target in _AT_INDICES for index in node.args[1] if index)
-    found = any(index.meta["val"].dtype in (torch.int32, torch.bool) for index in indices)
+    convertible = any(index.meta["val"].dtype in (torch.int32, torch.bool) for index in indices)
     forms = {aten.index.Tensor: _read, aten.index_put.default: _write}
-    return exported.run_decompositions(forms) if found else exported
+    return exported.run_decompositions(forms) if convertible else exported
 
 
 def _read(x: Tensor, indices: Sequence[Tensor | None]) -> Any:
@@ -28,9 +28,9 @@ def _read(x: Tensor, indices: Sequence[Tensor | None]) -> Any:
 
 
 def _write(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Any:
-    found = [(axis, index) for axis, index in enumerate(indices) if index is not None]
-    if len(found) == 1 and found[0][1].dtype == torch.bool:
-        return _choice(x, *found[0], values, accumulate)
+    pairs = [(axis, index) for axis, index in enumerate(indices) if index is not None]
+    if len(pairs) == 1 and pairs[0][1].dtype == torch.bool:
+        return _choice(x, *pairs[0], values, accumulate)
     wide = _wide(indices)
     return aten.index_put(x, wide, values, accumulate) if wide else NotImplemented
 

@@ -71,14 +71,14 @@ def rewrite_convolution(graph: ir.Graph, node: ir.Node) -> None:
         x = build.op("Concat", [past, x], axis=2)
     elif width > 1:
         x = build.op("Pad", [x, build.numbers(0, 0, width - 1, 0, 0, 0)])
-    found = build.op("Conv", [x, weight] if bias is None else [x, weight, bias], group=channels)
+    result = build.op("Conv", [x, weight] if bias is None else [x, weight, bias], group=channels)
     if node.attributes.get_string("activation", "none") != "none":
-        found = _cast(build, found, _FLOAT)  # the standard computes SiLU in float32 for float16, too
-        found = build.op("Mul", [found, build.op("Sigmoid", [found])])
-    build.replace(node.outputs[0], _cast(build, found, node.outputs[0].dtype))
+        result = _cast(build, result, _FLOAT)  # the standard computes SiLU in float32 for float16, too
+        result = build.op("Mul", [result, build.op("Sigmoid", [result])])
+    build.replace(node.outputs[0], _cast(build, result, node.outputs[0].dtype))
     if len(node.outputs) > 1:
-        kept = [build.numbers(number) for number in (1 - width, 2**31 - 1, 2)]
-        build.replace(node.outputs[1], build.op("Slice", [x, *kept]))
+        bounds = [build.numbers(number) for number in (1 - width, 2**31 - 1, 2)]
+        build.replace(node.outputs[1], build.op("Slice", [x, *bounds]))
     graph.remove(node, safe=True)
 
 
@@ -185,7 +185,7 @@ def _one_by_one(build: Builder, whole: Part, state: ir.Value | None, length: int
 
 
 def _position(build: Builder, part: Part, state: ir.Value | None) -> tuple[ir.Value, ir.Value]:
-    """Do what `_chunk` does, for a single position."""
+    """Compute the same as `_chunk` for a single position."""
     u = part.v
     if state is not None and part.g is not None:
         state = build.op("Mul", [state, build.transpose(build.op("Exp", [part.g]), _TURNED)])
@@ -217,13 +217,13 @@ def _chunk(build: Builder, part: Part, state: ir.Value | None, n: int, rates: in
     def products(rows: ir.Value) -> ir.Value:
         """Return E · (rows Kᵀ)."""
         if keyed is not None:
-            found = build.op("Mul", [keyed, build.op("Unsqueeze", [rows, build.numbers(4)])])
-            found = build.op("ReduceSum", [found, build.numbers(5)], keepdims=0)
+            product = build.op("Mul", [keyed, build.op("Unsqueeze", [rows, build.numbers(4)])])
+            product = build.op("ReduceSum", [product, build.numbers(5)], keepdims=0)
         else:
-            found = build.op("MatMul", [rows, turned])
+            product = build.op("MatMul", [rows, turned])
             if decays is not None:
-                found = build.op("Mul", [found, build.op("Squeeze", [decays, build.numbers(5)])])
-        return build.op("Mul", [found, seen])
+                product = build.op("Mul", [product, build.op("Squeeze", [decays, build.numbers(5)])])
+        return build.op("Mul", [product, seen])
 
     def read(rows: ir.Value, state: ir.Value) -> ir.Value:
         """Return w · (rows S)."""
@@ -251,20 +251,20 @@ def _inverse(build: Builder, below: ir.Value, n: int) -> ir.Value:
     [[A, 0], [C, D]]⁻¹ = [[A⁻¹, 0], [-D⁻¹ C A⁻¹, D⁻¹]]. A sum of powers would lose all digits for keys that are alike.
     """
     rows, columns = np.ogrid[:n, :n]
-    found, size = build.constant(np.eye(n, dtype=np.float32)), 1
+    inverse, size = build.constant(np.eye(n, dtype=np.float32)), 1
     while size < n:
         corners = (rows // size % 2 == 1) & (rows // size == columns // size + 1)
         corner = build.op("Mul", [below, build.constant(corners.astype(np.float32))])
         if size > 1:
-            corner = build.op("MatMul", [build.op("MatMul", [found, corner]), found])
-        found, size = build.op("Sub", [found, corner]), 2 * size
-    return found
+            corner = build.op("MatMul", [build.op("MatMul", [inverse, corner]), inverse])
+        inverse, size = build.op("Sub", [inverse, corner]), 2 * size
+    return inverse
 
 
 def _cast(build: Builder, value: ir.Value, kind: ir.DataType | None) -> ir.Value:
     """Cast a value to a dtype; return the value itself if it has that dtype."""
     if kind is None or value.dtype == kind:
         return value
-    made = build.op("Cast", [value], to=kind.value)
-    made.type = ir.TensorType(kind)
-    return made
+    result = build.op("Cast", [value], to=kind.value)
+    result.type = ir.TensorType(kind)
+    return result

@@ -48,7 +48,7 @@ class _Opening:
         self._nodes, self._others = list(graph), list(other)
         self._ends = list(zip(graph.inputs, other.inputs, strict=True))
         self._names, self._places = Counter[str | None](), dict[str, str]()
-        self._made: dict[tuple[object, ...], ir.Value] = {}
+        self._values: dict[tuple[object, ...], ir.Value] = {}
         self._front: list[ir.Node] = []
 
     def run(self) -> None:
@@ -83,10 +83,10 @@ class _Opening:
         """Remove constants that no node reads; put those that replace another at its place in the order."""
         constants = self._graph.initializers
         places = {name: place for place, name in enumerate(constants)}
-        kept = [value for value in constants.values() if value.uses()]
-        kept.sort(key=lambda value: places[self._places.get(str(value.name), str(value.name))])
+        constants_in_use = [value for value in constants.values() if value.uses()]
+        constants_in_use.sort(key=lambda value: places[self._places.get(str(value.name), str(value.name))])
         constants.clear()
-        for value in kept:
+        for value in constants_in_use:
             self._graph.register_initializer(value)
 
     def _sizes(self, one: ir.Value, two: ir.Value) -> _Sizes:
@@ -147,13 +147,13 @@ class _Opening:
             count = one.shape[axis]
             times = two.shape[axis] - count
             if count == times * self._size and _same(one, np.take(two, np.arange(count), axis)):
-                if (value.name, axis) not in self._made:
+                if (value.name, axis) not in self._values:
                     ends = self._count(times)
                     inputs = [value, self._numbers(0), ends, self._numbers(axis)]
                     sizes: _Sizes = [*one.shape]
                     sizes[axis] = BATCH if times == 1 else None
-                    self._made[value.name, axis] = self._add("Slice", inputs, value.dtype, sizes, self._name(value))
-                return self._made[value.name, axis]
+                    self._values[value.name, axis] = self._add("Slice", inputs, value.dtype, sizes, self._name(value))
+                return self._values[value.name, axis]
         raise FixedBatchError(
             f"{node.op_type} reads a constant that changes with B in another way than by entries at its end"
         )
@@ -161,10 +161,10 @@ class _Opening:
     def _written(self, value: ir.Value, target: NDArray[Any]) -> ir.Value:
         """Return a constant `target` that replaces `value`; equal replacements are one constant."""
         key = (value.name, target.tobytes())
-        if key not in self._made:
-            made = self._made[key] = initializer(self._graph, self._name(value), target)
-            self._places[str(made.name)] = str(value.name)
-        return self._made[key]
+        if key not in self._values:
+            value_of_size = self._values[key] = initializer(self._graph, self._name(value), target)
+            self._places[str(value_of_size.name)] = str(value.name)
+        return self._values[key]
 
     def _name(self, value: ir.Value) -> str:
         """Return a new name for a replacement of a constant, which may have several."""
@@ -174,31 +174,31 @@ class _Opening:
     def _computed(self, value: ir.Value, numbers: NDArray[Any], times: NDArray[Any]) -> ir.Value:
         """Return a value for a constant in which some numbers are multiples of B, computed in the graph."""
         key = (value.name, *times.flat)
-        if key not in self._made:
+        if key not in self._values:
             parts = list[ir.Value]()
             for of_batch, group in groupby(zip(numbers.flat, times.flat, strict=True), lambda pair: int(pair[1])):
                 fixed = [int(number) for number, _ in group]
                 parts += [self._count(of_batch)] * len(fixed) if of_batch else [self._numbers(*fixed)]
-            made, whole, name = parts[0], ir.DataType.INT64, self._name(value)
+            result, whole, name = parts[0], ir.DataType.INT64, self._name(value)
             if len(parts) > 1:
-                made = self._add("Concat", parts, whole, [numbers.size], f"{name}.numbers", axis=0)
+                result = self._add("Concat", parts, whole, [numbers.size], f"{name}.numbers", axis=0)
             if numbers.ndim == 0:
-                made = self._add("Squeeze", [made, self._numbers(0)], whole, [], f"{name}.number")
-            self._made[key] = self._add("Cast", [made], value.dtype, [*numbers.shape], name, to=value.dtype)
-        return self._made[key]
+                result = self._add("Squeeze", [result, self._numbers(0)], whole, [], f"{name}.number")
+            self._values[key] = self._add("Cast", [result], value.dtype, [*numbers.shape], name, to=value.dtype)
+        return self._values[key]
 
     def _count(self, times: int) -> ir.Value:
         """Return `times` · B as a value of the graph, int64 [1]."""
         name, key, whole = f"{BATCH}.{times}", (times,), ir.DataType.INT64
-        if key not in self._made:
+        if key not in self._values:
             if times == 1:
                 source, axis = next(
                     (one, sizes.index(BATCH)) for one, two in self._ends if BATCH in (sizes := self._sizes(one, two))
                 )
-                self._made[key] = self._add("Shape", [source], whole, [1], name, start=axis, end=axis + 1)
+                self._values[key] = self._add("Shape", [source], whole, [1], name, start=axis, end=axis + 1)
             else:
-                self._made[key] = self._add("Mul", [self._count(1), self._numbers(times)], whole, [1], name)
-        return self._made[key]
+                self._values[key] = self._add("Mul", [self._count(1), self._numbers(times)], whole, [1], name)
+        return self._values[key]
 
     def _numbers(self, *numbers: int) -> ir.Value:
         return initializer(self._graph, f"{BATCH}.is.{'.'.join(map(str, numbers))}", np.array(numbers, np.int64))
@@ -208,11 +208,11 @@ class _Opening:
     ) -> ir.Value:
         """Add a node that will stand before all existing nodes; return its result."""
         node = ir.node(op, inputs, attributes=attributes, name=f"{op}.{name}")
-        made = node.outputs[0]
-        made.name, made.shape = name, ir.Shape(sizes)
-        made.type = None if dtype is None else ir.TensorType(dtype)
+        result = node.outputs[0]
+        result.name, result.shape = name, ir.Shape(sizes)
+        result.type = None if dtype is None else ir.TensorType(dtype)
         self._front.append(node)
-        return made
+        return result
 
 
 def _target(node: ir.Node, first: _Sizes, numbers: NDArray[Any], times: NDArray[Any]) -> NDArray[Any] | None:

@@ -77,42 +77,44 @@ class _Lifting:
         self._rows, self._pieces = dict[ir.Value, ir.Value](), dict[ir.Value, Sequence[ir.Value]]()
         self._first, self._behind = dict[ir.Value, ir.Value](), dict[ir.Value, ir.Value]()
         self._sizes = _cut_sizes(model, (batch, batch * length))
-        given, results = list(model.graph.inputs), list(model.graph.outputs)
+        inputs, results = list(model.graph.inputs), list(model.graph.outputs)
         names = [str(value.name) for value in results]
-        for value in given:
+        for value in inputs:
             place = axes.get(str(value.name))
             sizes = [batch if size == BATCH else size for size in sizes_of(value)]
             shape = ir.Shape(sizes if place is None else place.sizes(batch, length))
-            self.program.graph.inputs.append(made := ir.Value(name=value.name, type=value.type, shape=shape))
+            self.program.graph.inputs.append(value_in_loop := ir.Value(name=value.name, type=value.type, shape=shape))
             if place is None:
-                self._first[value] = made
+                self._first[value] = value_in_loop
             else:
-                self._rows[value] = self._to_rows(made, place)
+                self._rows[value] = self._to_rows(value_in_loop, place)
         stacks = take_apart(model, states) if length > 1 else []
         for stack in stacks:
             parts = stack.apart(self._build, self._first[stack.state])
             self._first.update(zip(stack.parts, parts, strict=True))
         outputs, others = list(model.graph.outputs), len(results) - states
         self._results: set[object] = {*outputs[:others], *map(original, outputs[:others])}
-        self._after = dict(zip(model.graph.inputs[len(given) - states :], map(original, outputs[others:]), strict=True))
+        self._after = dict(
+            zip(model.graph.inputs[len(inputs) - states :], map(original, outputs[others:]), strict=True)
+        )
         self._write()
         last = {state: self._last(state) for state in self._after}
         for stack in reversed(stacks):
             last[stack.state] = stack.together(self._build, [last[part] for part in stack.parts])
         named = zip(outputs[:others], names, strict=False)
         made_results = [self._from_rows(self._all(value), axes[name]) for value, name in named]
-        self.program.graph.outputs.extend([*made_results, *(last[state] for state in given[len(given) - states :])])
+        self.program.graph.outputs.extend([*made_results, *(last[state] for state in inputs[len(inputs) - states :])])
         RemoveUnusedNodesPass()(self.program)
 
     def _write(self) -> None:
         """Write all values that results and next states need, each before the nodes that read it."""
         cores, chunks = find_cores(self._step, self._after), dict[Hashable, tuple[ir.Value, Retention]]()
         for core, nodes in list(cores.items()):
-            (state, *more), taken = core, {node for other in cores if other is not core for node in cores[other]}
+            (state, *more), other_nodes = core, {node for other in cores if other is not core for node in cores[other]}
             if self._length > 1 and not more:
-                found = find_retention(state, self._after, nodes, self._results.union(taken))
-                if found is not None:
-                    chunks[core], cores[core] = (state, found), list(found.nodes)
+                retention = find_retention(state, self._after, nodes, self._results.union(other_nodes))
+                if retention is not None:
+                    chunks[core], cores[core] = (state, retention), list(retention.nodes)
         whose = {part: core for core, nodes in cores.items() for part in (*core, *nodes)}
         before: dict[Hashable, list[Hashable]] = {}
         for node in self._step:
@@ -140,8 +142,8 @@ class _Lifting:
 
     def _once(self, node: ir.Node) -> None:
         """Write a node once, for all positions."""
-        made = self._copy(node, [self._all(value) for value in node.inputs])
-        self._rows.update(zip(node.outputs, made, strict=True))
+        copied = self._copy(node, [self._all(value) for value in node.inputs])
+        self._rows.update(zip(node.outputs, copied, strict=True))
 
     def _handed_on(self, state: ir.Value) -> None:
         """Set the rows of a state outside recurrences: each position's is the value made one position before."""
@@ -156,16 +158,16 @@ class _Lifting:
 
     def _repeated(self, states: Core, nodes: Sequence[ir.Node]) -> None:
         """Write the nodes of a recurrence for one position after another."""
-        found = {value: list[ir.Value]() for value in (*states, *(out for node in nodes for out in node.outputs))}
+        columns = {value: list[ir.Value]() for value in (*states, *(out for node in nodes for out in node.outputs))}
         now = {state: self._first[state] for state in states}
         for position in range(self._length):
             for node in nodes:
                 read = [None if one is None else now.get(one) or self._piece(one, position) for one in node.inputs]
                 now.update(zip(node.outputs, self._copy(node, read, f".at.{position}"), strict=True))
-            for value, pieces in found.items():
+            for value, pieces in columns.items():
                 pieces.append(now[value])
             now |= {state: now[self._after[state]] for state in states}
-        self._pieces.update(found)
+        self._pieces.update(columns)
 
     def _in_chunks(self, state: ir.Value, one: Retention) -> None:
         """Write a recurrence of a matrix per head, for all positions at once; see `graphs.retention`."""
@@ -241,19 +243,19 @@ class _Lifting:
 
     def _axis(self, value: ir.Value) -> int | None:
         """Return the axis of a value that contains sequences, possibly times a number; None if it has none."""
-        found = [axis for axis, size in enumerate(sizes_of(value)) if not isinstance(size, int)]
-        if value.shape is None or len(found) > 1:
+        axes = [axis for axis, size in enumerate(sizes_of(value)) if not isinstance(size, int)]
+        if value.shape is None or len(axes) > 1:
             raise UnliftedError(f"where the sequences of '{value.name}' stand is not known")
-        return found[0] if found else None
+        return axes[0] if axes else None
 
     def _copy(self, node: ir.Node, read: Sequence[ir.Value | None], suffix: str = "") -> Sequence[ir.Value]:
         attributes, count = list(node.attributes.values()), len(node.outputs)
         name = f"{node.name}{suffix}"
-        made = ir.Node(node.domain, node.op_type, read, attributes, num_outputs=count, name=name)
-        for new, old in zip(made.outputs, node.outputs, strict=True):
+        copied = ir.Node(node.domain, node.op_type, read, attributes, num_outputs=count, name=name)
+        for new, old in zip(copied.outputs, node.outputs, strict=True):
             new.name, new.type = f"{old.name}{suffix}", old.type
-        self.program.graph.append(made)
-        return made.outputs
+        self.program.graph.append(copied)
+        return copied.outputs
 
     def _number(self, value: ir.Value, count: int) -> ir.Value:
         return initializer(self.program.graph, f"{value.name}.{count}", self._sizes[count][value])
@@ -284,18 +286,18 @@ class _Lifting:
 
 def _cut_sizes(model: ir.Model, counts: Sequence[int]) -> dict[int, dict[ir.Value, NDArray[Any]]]:
     """Return the arrays of values that depend only on the number of sequences, for each count; remove their nodes."""
-    graph, found = model.graph, dict[ir.Value | None, bool]()
+    graph, is_open = model.graph, dict[ir.Value | None, bool]()
     for node in graph:
         shape = node.op_type == "Shape" and node.inputs[0] is not None and node.inputs[0].is_graph_input()
-        known = [value in found for value in node.inputs if value is not None and value.const_value is None]
+        known = [value in is_open for value in node.inputs if value is not None and value.const_value is None]
         if shape or (known and all(known)):
-            found.update(dict.fromkeys(node.outputs, True))
-    read = [value for value in found if value and any(use.node.outputs[0] not in found for use in value.uses())]
+            is_open.update(dict.fromkeys(node.outputs, True))
+    read = [value for value in is_open if value and any(use.node.outputs[0] not in is_open for use in value.uses())]
     if not read:
         return {count: {} for count in counts}
     alone, names = model.clone(), [str(value.name) for value in read]
-    made = {value.name: value for node in alone.graph for value in node.outputs}
-    alone.graph.outputs[:] = [made[name] for name in names]
+    makers = {value.name: value for node in alone.graph for value in node.outputs}
+    alone.graph.outputs[:] = [makers[name] for name in names]
     RemoveUnusedNodesPass()(alone)
     run = ReferenceEvaluator(ir.to_proto(alone))
     cut = [ir.Value(name=name, type=value.type, shape=value.shape) for name, value in zip(names, read, strict=True)]

@@ -62,6 +62,8 @@ def whole_of(file: str) -> str:
 def multiply_quantised(graph: ir.Graph, parts: Mapping[str, Tensor], many: bool) -> None:
     """Replace products with quantised matrices, in place.
 
+    For example, x [2, 5, 32] times a matrix [32, 96] whose parts are codes and scales.
+
     Args:
         graph: the graph; its initializers have the parameters' names, with "/" for ".".
         parts: the quantised parameters.
@@ -84,10 +86,10 @@ def multiply_quantised(graph: ir.Graph, parts: Mapping[str, Tensor], many: bool)
         else:
             nodes = [_by_blocks(graph, node.inputs[0], name, parts)]
         graph.opset_imports[MICROSOFT] = 1
-        found, made = node.outputs[0], nodes[-1].outputs[0]
-        made.name, made.type, made.shape = found.name, found.type, found.shape
-        found.name = f"{found.name}.float"
-        ir.convenience.replace_nodes_and_values(graph, node, [node], nodes, [found], [made])
+        original, result = node.outputs[0], nodes[-1].outputs[0]
+        result.name, result.type, result.shape = original.name, original.type, original.shape
+        original.name = f"{original.name}.float"
+        ir.convenience.replace_nodes_and_values(graph, node, [node], nodes, [original], [result])
         if not matrix.uses() and matrix.name in graph.initializers:
             del graph.initializers[matrix.name]
 
@@ -135,7 +137,10 @@ def _by_rows(
 
 
 def initializer(graph: ir.Graph, name: str, value: NDArray[np.generic] | np.generic) -> ir.Value:
-    """Return the graph's initializer with that value; add it if it is missing, with dots appended to a taken name."""
+    """Return the graph's initializer with that value; add it if it is missing, with dots appended to a taken name.
+
+    For example, `initializer(graph, "axes", np.array([1]))`.
+    """
     array = np.asarray(value)
     while name in graph.initializers and not _holds(graph.initializers[name], array):
         name += "."  # a model's parameter may already have the name
@@ -147,5 +152,5 @@ def initializer(graph: ir.Graph, name: str, value: NDArray[np.generic] | np.gene
 
 
 def _holds(value: ir.Value, array: NDArray[np.generic]) -> bool:
-    found = None if value.const_value is None else value.const_value.numpy()
-    return found is not None and found.dtype == array.dtype and np.array_equal(found, array)
+    content = None if value.const_value is None else value.const_value.numpy()
+    return content is not None and content.dtype == array.dtype and np.array_equal(content, array)

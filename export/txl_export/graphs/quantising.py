@@ -36,8 +36,8 @@ def gain_error(folded: Mapping[str, Tensor], parts: Mapping[str, Tensor]) -> flo
     """
     worst = 0.0
     for name, kind in codes_in(parts):
-        original, found = folded[name].double(), _matrix(parts, name, kind).double()
-        slope = float((found * original).sum() / original.square().sum().clamp_min(1e-30))
+        original, quantised = folded[name].double(), _matrix(parts, name, kind).double()
+        slope = float((quantised * original).sum() / original.square().sum().clamp_min(1e-30))
         worst = max(worst, abs(slope - 1))
     return worst
 
@@ -103,7 +103,10 @@ def is_kept(name: str, keep: Collection[str]) -> bool:
 
 
 def dequantise(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the parameters with quantised matrices as float32: the inverse of `quantise` up to rounding."""
+    """Return the parameters with quantised matrices as float32: the inverse of `quantise` up to rounding.
+
+    For example, "w.int8", "w.scale" and "w.shape" [32, 96] become "w" float32 [32, 96].
+    """
     plain = {name: tensor for name, tensor in parts.items() if f"{name.rpartition('.')[0]}.shape" not in parts}
     return plain | {name: _matrix(parts, name, kind) for name, kind in codes_in(parts)}
 
@@ -159,8 +162,8 @@ def _blocks(matrix: NDArray[np.float32]) -> tuple[Tensor, Tensor, Tensor]:
         quantiser = MatMulNBitsQuantizer(model, bits=4, block_size=block_of(size), is_symmetric=False, accuracy_level=4)
         quantiser.process()
     (product,) = quantiser.model.model.graph.node
-    found = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in quantiser.model.model.graph.initializer}
-    codes, scale, zero = (torch.from_numpy(found[name].copy()) for name in product.input[1:4])
+    arrays = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in quantiser.model.model.graph.initializer}
+    codes, scale, zero = (torch.from_numpy(arrays[name].copy()) for name in product.input[1:4])
     return codes, scale, zero
 
 

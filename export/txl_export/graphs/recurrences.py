@@ -27,18 +27,18 @@ def find_cores(graph: ir.Graph, after: Mapping[ir.Value, ir.Value]) -> dict[Core
     reached: dict[ir.Value | None, int] = {state: 1 << number for number, state in enumerate(states)}
     leads = dict[ir.Value | None, int]()  # states it leads to, a bit each
     for node in graph:
-        found = 0
+        count = 0
         for value in node.inputs:
-            found |= reached.get(value, 0)
-        reached.update(dict.fromkeys(node.outputs, found))
+            count |= reached.get(value, 0)
+        reached.update(dict.fromkeys(node.outputs, count))
     for number, state in enumerate(states):
         leads[after[state]] = leads.get(after[state], 0) | 1 << number
     for node in reversed(graph):
-        found = 0
+        count = 0
         for value in node.outputs:
-            found |= leads.get(value, 0)
+            count |= leads.get(value, 0)
         for value in node.inputs:
-            leads[value] = leads.get(value, 0) | found
+            leads[value] = leads.get(value, 0) | count
     back = [reached.get(after[state], 0) for state in states]
     for via in range(len(states)):
         back = [one | back[via] if one >> via & 1 else one for one in back]

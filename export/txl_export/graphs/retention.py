@@ -97,14 +97,14 @@ class _Form:
                 continue
             (rates, decay, by), (key, row, factors), (query, read, readers) = fading, product, reading
             value, beta = self._learning(row, faded, key) or (row, None)
-            given = [query, key, value, *factors, *([] if beta is None else [beta])]
+            operands = [query, key, value, *factors, *([] if beta is None else [beta])]
             queries = _last(query)[0] if readers[0].op_type == "MatMul" else 1
             right = (
                 self._is_of(query, queries, self._keys)
                 and self._is_of(key, self._keys)
                 and self._is_of(value, self._values)
                 and (beta is None or (self._is_of(beta) and not factors))
-                and self._inside.isdisjoint(given)
+                and self._inside.isdisjoint(operands)
                 and self._used.issuperset(self._nodes)
                 and all(use.node in self._used for one in self._inside - {self._new} for use in one.uses())
                 and not any(node in self._elsewhere for node in readers)
@@ -136,7 +136,7 @@ class _Form:
         return None
 
     def _product(self, written: ir.Value) -> tuple[ir.Value, ir.Value, list[ir.Value]] | None:
-        """Return the column, the row and further factors of which a matrix is the product; else None."""
+        """Return the column, the row and further factors whose product a matrix is; None if it is no such product."""
         left, parts = [written], dict[tuple[Any, ...], list[ir.Value]]()
         while left:
             value = left.pop()
@@ -160,23 +160,23 @@ class _Form:
         return None
 
     def _reading(self) -> tuple[ir.Value, ir.Value, list[ir.Node]] | None:
-        """Return q, the result and the nodes of q S', if nothing else reads S' except the next step; else None."""
+        """Return q, the result and the nodes of q S', if only they and the next step read S'; otherwise None."""
         uses = [use.node for use in self._new.uses() if use.node not in self._used]
         handed_on = [node for node in uses if node.op_type == "Identity" and not list(node.outputs[0].uses())]
         reads = self._reads(self._new)
-        made = {self._new, *(node.outputs[0] for node in handed_on)}
-        if len(reads) != 1 or len(uses) != len(handed_on) + 1 or not made.isdisjoint(self._elsewhere):
+        results = {self._new, *(node.outputs[0] for node in handed_on)}
+        if len(reads) != 1 or len(uses) != len(handed_on) + 1 or not results.isdisjoint(self._elsewhere):
             return None
         query, read, nodes = reads[0]
         return query, read, [*nodes, *handed_on]
 
     def _reads(self, state: ir.Value) -> list[tuple[ir.Value, ir.Value, list[ir.Node]]]:
         """Return all reads of a matrix by rows: MatMul(q, S), or a ReduceSum over keys of S times q."""
-        found = []
+        readers = []
         for node in (use.node for use in state.uses()):
             first, *others = [one for one in node.inputs if one is not None]
             if node.op_type == "MatMul" and others == [state] and _last(first)[1] == self._keys:
-                found.append((first, node.outputs[0], [node]))
+                readers.append((first, node.outputs[0], [node]))
             (by,) = [one for one in (first, *others) if one is not state][:1] or (state,)
             after = [use.node for use in node.outputs[0].uses()]
             if (
@@ -186,8 +186,8 @@ class _Form:
             ):
                 axes, rank = numbers_of((*after[0].inputs, None)[1]) or [], len(self._heads) + 3
                 if [axis % rank for axis in axes] == [rank - 2]:
-                    found.append((by, after[0].outputs[0], [node, after[0]]))
-        return found
+                    readers.append((by, after[0].outputs[0], [node, after[0]]))
+        return readers
 
     def _pairs(self, value: ir.Value, kind: str) -> list[tuple[ir.Value, ir.Value]]:
         """Return both orders of the two inputs of a value's operator, if it has this type; else []."""

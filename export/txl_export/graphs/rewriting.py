@@ -49,9 +49,9 @@ def _as_usual(_: ir.Graph, node: ir.Node) -> None:
     """Remove attributes that only state a default: usual activations, and layout 0."""
     if (layout := node.attributes.get("layout")) is not None and layout.as_int() == 0:
         del node.attributes["layout"]  # the forms of a bundle's RNN do not include it
-    said = node.attributes.get("activations")
+    activations = node.attributes.get("activations")
     one = _USUAL[node.op_type]
-    if said is not None and list(said.as_strings()) in (one, one * 2):
+    if activations is not None and list(activations.as_strings()) in (one, one * 2):
         del node.attributes["activations"]
 
 
@@ -62,9 +62,9 @@ def _bias_apart(graph: ir.Graph, node: ir.Node) -> None:
     if bias is None or shape is None or (_is_known(weight) and _is_known(bias)):
         return
     build = Builder(graph, "bias").at(node)
-    made = build.op(node.op_type, node.inputs[:2], shape, **node.attributes)
+    result = build.op(node.op_type, node.inputs[:2], shape, **node.attributes)
     rows = build.op("Reshape", [bias, build.numbers(-1, *[1] * (len(shape) - 2))])
-    build.replace(node.outputs[0], build.op("Add", [made, rows], shape))
+    build.replace(node.outputs[0], build.op("Add", [result, rows], shape))
     graph.remove(node, safe=True)
 
 

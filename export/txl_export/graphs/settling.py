@@ -91,12 +91,12 @@ def settle(
 
 def infer_shapes(model: ir.Model) -> None:
     """Infer types and shapes of inner values; inputs and outputs keep theirs, e.g. open sizes."""
-    kept = [(value, value.shape) for value in (*model.graph.inputs, *model.graph.outputs)]
+    shapes = [(value, value.shape) for value in (*model.graph.inputs, *model.graph.outputs)]
     with quiet():
         # without values first: alone, the pass that follows values fails on tables with several axes
         for values in (False, True):
             ShapeInferencePass(check_type=True, strict_mode=True, data_prop=values)(model)
-    for value, shape in kept:
+    for value, shape in shapes:
         value.shape = shape
 
 
@@ -132,8 +132,8 @@ def _check_kinds(graph: ir.Graph) -> None:
                 trace,
                 final=node.op_type in _WITHOUT_OTHER_FORM,
             )
-        said = {name: entry.value for name, entry in node.attributes.items()}
-        if problem := form.problem([value is not None for value in node.inputs], len(node.outputs), said):
+        attributes = {name: entry.value for name, entry in node.attributes.items()}
+        if problem := form.problem([value is not None for value in node.inputs], len(node.outputs), attributes):
             found, expected = problem
             raise UnsettledError(
                 f"it becomes the operator {node.op_type} with {found}, which no graph of a bundle may have (expected "
@@ -144,12 +144,14 @@ def _check_kinds(graph: ir.Graph) -> None:
 
 def _make_room(graph: ir.Graph, names: set[str]) -> None:
     """Rename inner values with the name of an input or output; give every value and node a name."""
-    taken = names | {*graph.initializers} | {output.name for node in graph for output in node.outputs if output.name}
+    names_in_use = (
+        names | {*graph.initializers} | {output.name for node in graph for output in node.outputs if output.name}
+    )
 
     def inside(name: str) -> str:
-        while name in taken:  # a second settling meets names of the first
+        while name in names_in_use:  # a second settling meets names of the first
             name = f"{name}.inside"
-        taken.add(name)
+        names_in_use.add(name)
         return name
 
     for number, node in enumerate(graph):
@@ -166,10 +168,10 @@ def _make_room(graph: ir.Graph, names: set[str]) -> None:
 
 def _take_inputs(graph: ir.Graph, inputs: Sequence[TensorSpec]) -> None:
     """Set all inputs in order, including those that no node reads."""
-    found = {value.name: value for value in graph.inputs}
+    inputs_by_name = {value.name: value for value in graph.inputs}
     graph.inputs.clear()
     for spec in inputs:
-        value = found.get(spec.name) or ir.Value(name=spec.name)
+        value = inputs_by_name.get(spec.name) or ir.Value(name=spec.name)
         value.type, value.shape = ir.TensorType(_KINDS[spec.dtype]), ir.Shape(spec.shape)
         graph.inputs.append(value)
 
@@ -192,11 +194,13 @@ def _leave_out_empty(graph: ir.Graph) -> None:
     """Drop empty operands of Concat, because engines refuse empty tensors."""
     for node in graph:
         if node.op_type == "Concat":
-            kept = [value for value in node.inputs if value is None or value.shape is None or 0 not in value.shape.dims]
-            if 0 < len(kept) < len(node.inputs):
-                for index, value in enumerate(kept):
+            inputs = [
+                value for value in node.inputs if value is None or value.shape is None or 0 not in value.shape.dims
+            ]
+            if 0 < len(inputs) < len(node.inputs):
+                for index, value in enumerate(inputs):
                     node.replace_input_with(index, value)
-                node.resize_inputs(len(kept))
+                node.resize_inputs(len(inputs))
 
 
 def _choose_by_logic(graph: ir.Graph) -> None:
@@ -207,15 +211,15 @@ def _choose_by_logic(graph: ir.Graph) -> None:
             condition, one, other = node.inputs
             no = ir.node("Not", [condition])
             first, second = ir.node("And", [condition, one]), ir.node("And", [no.outputs[0], other])
-            made = ir.node("Or", [first.outputs[0], second.outputs[0]])
+            either = ir.node("Or", [first.outputs[0], second.outputs[0]])
             for part in (no, first, second):
                 part.outputs[0].name = f"{result.name}.{part.op_type}.{'second' if part is second else 'first'}"
                 part.outputs[0].type = ir.TensorType(ir.DataType.BOOL)
-            made.outputs[0].type, made.outputs[0].shape = result.type, result.shape
+            either.outputs[0].type, either.outputs[0].shape = result.type, result.shape
             name, result.name = result.name, None
-            made.outputs[0].name = name
+            either.outputs[0].name = name
             ir.convenience.replace_nodes_and_values(
-                graph, node, [node], [no, first, second, made], [result], [made.outputs[0]]
+                graph, node, [node], [no, first, second, either], [result], [either.outputs[0]]
             )
 
 

@@ -47,7 +47,7 @@ class SharedWeights:
             if values.nbytes >= SMALL and name not in taken:
                 self._own.setdefault(_content(values), name)
                 self._values[name] = values
-        self._found: dict[_Content, str] = {}
+        self._names_by_content: dict[_Content, str] = {}
         self._constants: dict[_Content, str] = {}
         self._half: dict[str, torch.dtype] = {}
         self._more: dict[str, Tensor] = {}
@@ -55,7 +55,7 @@ class SharedWeights:
     @property
     def names(self) -> frozenset[str]:
         """The names of the tensors that graphs contain."""
-        return frozenset([*self._found.values(), *self._constants.values()])
+        return frozenset([*self._names_by_content.values(), *self._constants.values()])
 
     def adopt(self, graph: ir.Graph) -> None:
         """Replace a graph's larger constants by the file's tensors, under the file's names; equal ones become one."""
@@ -73,16 +73,16 @@ class SharedWeights:
             shared = graph.initializers[name]
             if turned:
                 node = ir.node("Transpose", [shared], attributes={"perm": [1, 0]})
-                made = node.outputs[0]
-                made.name, made.type, made.shape = value.name, value.type, value.shape
+                result = node.outputs[0]
+                result.name, result.type, result.shape = value.name, value.type, value.shape
                 value.name = f"{name}.before"
                 graph.insert_before(graph[0], node)
-                shared = made
+                shared = result
             ir.convenience.replace_all_uses_with(value, shared)
 
     def keep(self, names: Collection[str]) -> None:
         """Drop all collected tensors except these, because passes have removed constants since `adopt`."""
-        for known in (self._found, self._constants):
+        for known in (self._names_by_content, self._constants):
             for key in [key for key, name in known.items() if name not in names]:
                 del known[key]
 
@@ -91,13 +91,13 @@ class SharedWeights:
         self._half |= dict.fromkeys(names, dtype)
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """Store a tensor that no graph reads, e.g. an initial state."""
+        """Store a tensor that no graph reads, e.g. an initial state [1, 32]."""
         self._more[name] = tensor
 
     def write(self, path: Path) -> WeightFile:
         """Write the file; equal tensors give equal bytes. Returns the object that makes graphs refer to the file."""
         tensors = dict(self._more)
-        for name in [*self._found.values(), *self._constants.values()]:
+        for name in [*self._names_by_content.values(), *self._constants.values()]:
             tensor = _tensor(self._values[name].copy())
             tensors[name] = tensor.to(self._half.get(name, tensor.dtype))
         try:
@@ -109,16 +109,16 @@ class SharedWeights:
     def _name(self, values: NDArray[np.generic]) -> tuple[str, bool]:
         """Return the name of a tensor in the file, and whether the file contains it transposed."""
         key = _content(values)
-        for known in (self._found, self._constants):
+        for known in (self._names_by_content, self._constants):
             if key in known:
                 return known[key], False
         if key in self._own:
-            self._found[key] = self._own[key]
+            self._names_by_content[key] = self._own[key]
             return self._own[key], False
         if values.ndim == 2:  # the exporter transposes small matrices; the parameter itself may be read, too
             turned = _content(np.ascontiguousarray(values.T))
             if turned in self._own:
-                self._found[turned] = self._own[turned]
+                self._names_by_content[turned] = self._own[turned]
                 return self._own[turned], True
         name = f"constants.{len(self._constants)}"
         self._constants[key] = name
@@ -152,5 +152,8 @@ def _content(values: NDArray[np.generic]) -> _Content:
 
 
 def read_weight_file(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a bundle's weight file; it is read instead of mapped if its path is not UTF-8."""
+    """Return the tensors of a bundle's weight file; it is read instead of mapped if its path is not UTF-8.
+
+    For example, {"embedding.tables.0": [256, 32]}.
+    """
     return load_file(path) if is_text(path) else load(path.read_bytes())

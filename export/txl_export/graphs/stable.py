@@ -16,16 +16,16 @@ from torch import Tensor
 
 def stable(exported: Any) -> Any:
     """Return an exported program with the operators of `FORMS` decomposed; the same object if it has none of them."""
-    found = any(node.target in FORMS for node in exported.graph.nodes)
-    return exported.run_decompositions(dict(FORMS)) if found else exported
+    present = any(node.target in FORMS for node in exported.graph.nodes)
+    return exported.run_decompositions(dict(FORMS)) if present else exported
 
 
 def _log1p(x: Tensor) -> Tensor:
     """Compute log(1 + x), corrected by the factor that rounding of 1 + x lost."""
     more = x + 1.0
     left = more - 1
-    taken = torch.where(left == x, 1, x / left)  # infinity / infinity would be NaN
-    return torch.where(left == 0, x, more.log() * taken)
+    factor = torch.where(left == x, 1, x / left)  # infinity / infinity would be NaN
+    return torch.where(left == 0, x, more.log() * factor)
 
 
 def _expm1(x: Tensor) -> Tensor:

@@ -56,7 +56,10 @@ class Traceable(nn.Module):
     marking = False
 
     def example_inputs(self) -> tuple[Tensor, ...]:
-        """Return arguments of the right shapes and dtypes for tracing."""
+        """Return arguments of the right shapes and dtypes for tracing.
+
+        For example, tokens int32 [2, 5] and memory float32 [2, 16, 32].
+        """
         raise NotImplementedError
 
 
@@ -131,6 +134,8 @@ def write_graph(
 ) -> None:
     """Write a traced network as the program's file.
 
+    For example, a program with tokens int32 [4, 1] and logprobs float32 [4, 1, 256].
+
     Args:
         traced: a graph by `trace`; it is copied, because int8 writes two files from one trace.
         program: names, shapes and dtypes of its inputs and outputs.
@@ -175,9 +180,11 @@ def _trace(network: Traceable, opset: int) -> ir.Model:
     if program is None:
         raise TxlError("torch.onnx.export returned nothing, expected a graph; check the installed torch and onnxscript")
     model: ir.Model = program.model
-    found = model.opset_imports.get("", 0)
-    if found != opset:
-        raise TxlError(f"torch.onnx.export wrote opset {found}, expected {opset}; install another torch or onnxscript")
+    opset_found = model.opset_imports.get("", 0)
+    if opset_found != opset:
+        raise TxlError(
+            f"torch.onnx.export wrote opset {opset_found}, expected {opset}; install another torch or onnxscript"
+        )
     return model
 
 
@@ -248,15 +255,15 @@ def exact() -> Iterator[None]:
         yield
 
 
-def _is_close(found: float, wanted: float, **tolerances: float) -> bool:
-    return found == wanted if wanted in (0, 1) else math.isclose(found, wanted, **tolerances)
+def _is_close(value: float, wanted: float, **tolerances: float) -> bool:
+    return value == wanted if wanted in (0, 1) else math.isclose(value, wanted, **tolerances)
 
 
 def _table(build: Callable[..., Any], **options: Any) -> Any:
     """Return a copy of torch's table of operators, because a capture may add to it."""
-    made = copy.copy(_built(build, **options))
-    made.functions = {name: list(found) for name, found in made.functions.items()}
-    return made
+    table = copy.copy(_built(build, **options))
+    table.functions = {name: list(found) for name, found in table.functions.items()}
+    return table
 
 
 @functools.cache

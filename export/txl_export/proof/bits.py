@@ -28,7 +28,10 @@ class Bits:
         self.found: dict[str, int] = {}
 
     def compare(self, tried: str, expected: Mapping[str, Array], found: Mapping[str, Array]) -> None:
-        """Count the values that differ between arrays of the same name; an array that one side lacks counts 1."""
+        """Count the values that differ between arrays of the same name; an array that one side lacks counts 1.
+
+        For example, `expected` and `found` are {"output y": [2, 4]}, of which 3 values differ.
+        """
         differing = sum(
             differing_values(expected[name], found[name]) if name in expected and name in found else 1
             for name in {*expected, *found}
@@ -50,13 +53,19 @@ def differing_values(expected: Array, found: Array) -> int:
 
 
 def named(outputs: Arrays, states: Arrays) -> dict[str, Array]:
-    """Return outputs and states in one dictionary, by e.g. "output logprobs" and "state h"."""
-    found = {f"output {name}": values for name, values in outputs.items()}
-    return found | {f"state {name}": values for name, values in states.items()}
+    """Return outputs and states in one dictionary, by e.g. "output logprobs" and "state h".
+
+    For example, {"output logprobs": [2, 5, 256], "state h": [2, 32]}.
+    """
+    arrays = {f"output {name}": values for name, values in outputs.items()}
+    return arrays | {f"state {name}": values for name, values in states.items()}
 
 
 def rows_of(manifest: Manifest, results: Arrays, rows: Sequence[int] | NDArray[np.integer]) -> dict[str, Array]:
-    """Return some sequences of `named` results, e.g. [B, H] cut to [len(rows), H]; results without B are left out."""
+    """Return some sequences of `named` results, e.g. [B, H] cut to [len(rows), H]; results without B are left out.
+
+    For example, rows [0, 2] cut [4, 32] to [2, 32].
+    """
     axes = {f"output {one.name}": one.axes for one in manifest.outputs if one.axes.batch is not None}
     axes |= {f"state {one.name}": one.axes for one in manifest.states if one.axes.batch is not None}
     return {name: values[axes[name].at(rows)] for name, values in results.items() if name in axes}

@@ -182,7 +182,10 @@ def source_of(
 
 
 def calls_of(chain: Planned, source: InputSource, draws: np.random.Generator) -> Iterator[tuple[dict[str, Array], Ids]]:
-    """Yield (inputs, counts [b]) for each segment of a chain without operations, endlessly."""
+    """Yield (inputs, counts [b]) for each segment of a chain without operations, endlessly.
+
+    For example, ({"x": [2, 5, 8]}, [5, 3]).
+    """
     for number, length in enumerate(iterate(chain.lengths, repeat(chain.lengths[-1]))):
         counts = np.full(chain.streams, length, np.int32)
         if chain.mixed:

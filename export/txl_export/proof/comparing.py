@@ -37,11 +37,14 @@ class Sums:
     squared: float = 0.0
 
     def add(self, exact: Array, difference: Array) -> None:
-        """Add values [n] and their errors [n]; an infinite or NaN value counts as 0, its error as it is."""
+        """Add values [n] and their errors [n]; an infinite or NaN value counts as 0, its error as it is.
+
+        For example, `add([1.0, nan], [0.1, nan])`.
+        """
         self.add_finite(np.where(np.isfinite(exact), exact, 0), difference)
 
     def add_finite(self, exact: Array, difference: Array) -> None:
-        """Add values [n], all finite, and their errors [n]."""
+        """Add values [n], all finite, and their errors [n]. For example, `add_finite([1.0, 2.0], [0.1, 0.0])`."""
         self.count += exact.size
         self.summed += float(exact.sum())
         self.of_squares += float(np.einsum("i,i->", exact, exact))
@@ -128,12 +131,18 @@ class TensorErrors:
         return self.usual.size / self._scale
 
     def add(self, *pairs: tuple[Array, Array]) -> None:
-        """Compare all values of a segment, (expected, found) pairs of arrays, and end the segment."""
+        """Compare all values of a segment, (expected, found) pairs of arrays, and end the segment.
+
+        For example, one pair of arrays [2, 5, 256].
+        """
         self.compare(*pairs)
         self.end_segment()
 
     def compare(self, *pairs: tuple[Array, Array]) -> None:
-        """Compare some values of a segment, (expected, found) pairs of arrays."""
+        """Compare some values of a segment, (expected, found) pairs of arrays.
+
+        For example, one pair of arrays [2, 5, 256].
+        """
         if any(expected.shape != found.shape for expected, found in pairs):
             self._wrong = True
         elif self.exact:
@@ -250,7 +259,10 @@ class ChainErrors:
                     yield name, errors, self.early_and_late(curve[: self.chain.segments])
 
     def spread(self) -> dict[str, tuple[Unit, NDArray[np.int64]]]:
-        """Return unit and counts by decade of each output of floats, and of all states of floats together."""
-        found = {name: (one.tensor.unit, one.decades) for name, one in self.outputs.items() if not one.exact}
+        """Return unit and counts by decade of each output of floats, and of all states of floats together.
+
+        For example, {"logprobs": ("nats", [512, 7, 0])}: 512 values in the first decade, 7 in the second.
+        """
+        decades = {name: (one.tensor.unit, one.decades) for name, one in self.outputs.items() if not one.exact}
         states = [errors.decades for errors in self.states.values() if not errors.exact]
-        return found | ({STATES: ("relative", np.sum(states, axis=0))} if states else {})
+        return decades | ({STATES: ("relative", np.sum(states, axis=0))} if states else {})

@@ -32,7 +32,7 @@ class Distributions:
         self._other, self._difference, self._weight = (np.empty((rows, vocab_size)) for _ in range(3))
 
     def compare(self, expected: Logprobs, found: Logprobs) -> None:
-        """Compare rows [n, V] of both sides; an error of NaN counts as infinite."""
+        """Compare rows [n, V] of both sides; an error of NaN counts as infinite. For example, two arrays [10, 256]."""
         at_a_time = len(self._other)
         for first in range(0, len(expected), at_a_time):
             rows = slice(first, first + at_a_time)

@@ -12,9 +12,12 @@ FULL, MOST = 0.99, 0.75
 changed in less than half that time, it counts as full then: the rest was not filled row by row, e.g. a channel behind a
 ReLU that first fires late, in a buffer of 4 rows."""
 LAST = 8
-"""Number of successive segments in which an integer has to grow (or shrink) to be counting, e.g. steps of an episode
-without a flag. After a change in the other direction, as many segments as there were so far are needed in addition. So
-a ring's position, which returns to 0 again and again, is not counting."""
+"""Number of successive segments in which an integer has to grow (or shrink) to count as a counter, such as the steps of
+an episode.
+
+After a change in the other direction, as many further segments are needed as there were so far. So the position in a
+ring, which returns to 0 repeatedly, is no counter.
+"""
 
 
 class Filling:
@@ -33,7 +36,10 @@ class Filling:
         self._down: Any = 0
 
     def add(self, values: Array) -> None:
-        """Record the state's values after a segment; if its shape changed, counting starts anew."""
+        """Record the state's values after a segment; if its shape changed, counting starts anew.
+
+        For example, [2, 16, 32], whose last 9 rows are not 0.
+        """
         same = self._fresh is not None and self._fresh.shape == values.shape
         self._changed.append(int((values != self._fresh).sum()) if same else values.size)
         if not self._whole:

@@ -69,11 +69,11 @@ def _gate(name: str, value: float | None, limit: float, judged: bool = True) -> 
 
 def _small(tensors: Sequence[tuple[str, TensorErrors]]) -> Iterator[Gate]:
     """Yield a gate for every tensor with small values (`SMALL`); its worst chain counts."""
-    found: dict[str, float] = {}
+    errors_by_name: dict[str, float] = {}
     for name, errors in tensors:
         if not errors.exact and SMALL[0] < errors.usual.root_mean_square < SMALL[1]:
-            found[name] = max(found.get(name, 0.0), errors.deviation)
-    for name, value in found.items():
+            errors_by_name[name] = max(errors_by_name.get(name, 0.0), errors.deviation)
+    for name, value in errors_by_name.items():
         yield _gate(f"{name}, small, RMS error (of the standard deviation)", value, APART)
 
 
@@ -101,19 +101,19 @@ def _late_errors(
 
 def _drifts(limits: Rung, chains: Sequence[ChainErrors], reach: int | None) -> Iterator[Gate]:
     """Yield a gate of drift for every tensor; its worst chain counts."""
-    found: dict[str, list[tuple[float, float]]] = {}
+    points: dict[str, list[tuple[float, float]]] = {}
     for chain in chains:
         for name, ends in _late_errors(limits, chain, reach):
-            found.setdefault(name, []).extend([] if ends is None else [ends])
-    for name, pairs in found.items():
+            points.setdefault(name, []).extend([] if ends is None else [ends])
+    for name, pairs in points.items():
         worst = max(pairs, key=_times_the_limit, default=None)
         yield _gate(f"drift of {name}", worst and worst[0], worst[1] if worst else 0.0)
 
 
 def _times_the_limit(pair: tuple[float, float]) -> float:
-    """Return late error / limit; infinity for an infinite error, whatever the limit.
+    """Return late error / limit; infinity for an infinite error, even if the limit is 0.
 
-    The limit may be 0: a state that never changes has a spread of 0.
+    The limit is 0 for a state that never changes, because its spread is 0.
     """
     late, limit = pair
     return late / (limit or 1e-300) if math.isfinite(late) else math.inf

@@ -20,6 +20,6 @@ def give_back() -> None:
 
 def trim() -> None:
     """Return freed blocks to the system; without glibc do nothing."""
-    found = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform.startswith("linux") else None
-    if found is not None:  # musl, another C library, lacks malloc_trim
-        found(0)
+    function = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform.startswith("linux") else None
+    if function is not None:  # musl, another C library, lacks malloc_trim
+        function(0)

@@ -65,15 +65,16 @@ class InputSource:
         """Return the next segment of `count` sequences by input name: `length` positions and the lookahead after them.
 
         With `quiet`, random flags of the first sequence, and flags that all sequences share, do not end its episode.
+        For example, `take(2, 5)` with a lookahead of 3 is {"x": [2, 8, 8]}.
         """
         if self._samples:
             return self._sampled(count, length)
-        found = {entry.name: self._random(entry, count, length) for entry in self._read}
+        arrays = {entry.name: self._random(entry, count, length) for entry in self._read}
         for entry in self._read if quiet else ():
             if entry.name in self._flags:
-                found[entry.name][entry.axes.at(0)] = self._flags[entry.name]
-        self.drawn.update((one.name, each) for one in self._read if one.vocab for each in found[one.name].flat)
-        return found
+                arrays[entry.name][entry.axes.at(0)] = self._flags[entry.name]
+        self.drawn.update((one.name, each) for one in self._read if one.vocab for each in arrays[one.name].flat)
+        return arrays
 
     def _random(self, entry: Input, count: int, length: int) -> Array:
         sizes = entry.sizes(count, length)
@@ -88,11 +89,11 @@ class InputSource:
     def _sampled(self, count: int, length: int) -> dict[str, Array]:
         """Return the sequences' next pieces of samples, joined, in the declared dtypes."""
         rows = [self._sequence(row, length) for row in range(count)]
-        found = {}
+        arrays = {}
         for entry in self._read:
             joined = entry.axes.concatenated([row[entry.name] for row in rows])
-            found[entry.name] = joined.astype(entry.dtype)
-        return found
+            arrays[entry.name] = joined.astype(entry.dtype)
+        return arrays
 
     def _sequence(self, row: int, length: int) -> dict[str, Array]:
         sample, place, left = self._places.get(row, (0, 0, 0))
@@ -102,7 +103,7 @@ class InputSource:
             left = min(self._held[1], self._stay * length)
             self.begun.add(sample)
         self._places[row] = sample, (place + length) % self._held[1], left - length
-        found = {}
+        arrays = {}
         for entry in self._read:
             values, batch = self._samples[entry.name], entry.axes.batch
             if batch is not None:
@@ -110,8 +111,8 @@ class InputSource:
             for axis in entry.axes.positions:
                 positions = np.arange(place, place + length + entry.lookahead)
                 values = np.take(values, positions, axis, mode="wrap")
-            found[entry.name] = values
-        return found
+            arrays[entry.name] = values
+        return arrays
 
 
 def read_samples(path: Path) -> dict[str, Array]:
@@ -126,8 +127,8 @@ def read_samples(path: Path) -> dict[str, Array]:
     except FileNotFoundError:
         raise UsageError(f"{path}: no such file, expected arrays by input name; check the path") from None
     except Exception as error:  # numpy, zipfile and zlib raise their own types
-        said = one_line(error)
-        raise UsageError(f"{path}: {said}; expected arrays by input name, as numpy.savez writes them") from None
+        reason = one_line(error)
+        raise UsageError(f"{path}: {reason}; expected arrays by input name, as numpy.savez writes them") from None
 
 
 def _few_ids(vocab: int, draws: np.random.Generator) -> Ids:
@@ -141,8 +142,8 @@ def fitting(shape: Sequence[int], axes: Axes, length: int) -> bool:
     """Return whether samples of a shape have at least one sequence, and `length` positions plus the lookahead."""
     least = axes.sizes(1, length)
     return len(shape) == len(least) and all(
-        size >= low if isinstance(said, str) else size == low
-        for size, low, said in zip(shape, least, axes.shape, strict=True)
+        size >= low if isinstance(letter, str) else size == low
+        for size, low, letter in zip(shape, least, axes.shape, strict=True)
     )
 
 
@@ -154,13 +155,16 @@ def extent(manifest: Manifest, samples: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def poisoned(manifest: Manifest, inputs: Arrays, counts: Ids) -> dict[str, Array]:
-    """Return inputs with NaN in features of idle sequences and after each sequence's valid positions, counts [b]."""
-    found = {}
+    """Return inputs with NaN in features of idle sequences and after each sequence's valid positions, counts [b].
+
+    With counts [5, 0], sequence 1 becomes NaN.
+    """
+    arrays = {}
     for entry in manifest.inputs:
         if entry.name not in inputs:
             continue
         values = inputs[entry.name].copy()
         if np.issubdtype(values.dtype, np.floating):
             entry.axes.clear_uncounted(values, counts, POISON)
-        found[entry.name] = values
-    return found
+        arrays[entry.name] = values
+    return arrays

@@ -65,9 +65,9 @@ class Parity:
 
     def with_words(self, differing: Sequence[str] | None) -> Parity:
         """Return a copy with a gate on the number of differences between vocabularies; None: they were not compared."""
-        told = f"{differing[0]}; give --vocabulary the file that the export was given" if differing else ""
+        advice = f"{differing[0]}; give --vocabulary the file that the export was given" if differing else ""
         count, passed = (None, None) if differing is None else (float(len(differing)), not differing)
-        return replace(self, gates=(*self.gates, Gate(VOCABULARY, count, 0.0, passed)), words=told)
+        return replace(self, gates=(*self.gates, Gate(VOCABULARY, count, 0.0, passed)), words=advice)
 
     def require(self) -> None:
         """Raise ParityError with the names of the failed gates, if any failed."""
@@ -109,8 +109,8 @@ class Parity:
 
     def document(self) -> dict[str, object]:
         """Return `verification` as JSON values, with lists in place of tuples."""
-        found: dict[str, object] = json.loads(json.dumps(to_builtins(self.verification())))
-        return found
+        document: dict[str, object] = json.loads(json.dumps(to_builtins(self.verification())))
+        return document
 
     def _spread(self, kl: list[float]) -> Spread:
         """Return, over all chains, counts by decade of errors and of divergence, and the ranks."""

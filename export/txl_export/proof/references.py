@@ -58,7 +58,10 @@ class Reference(Protocol):
     def step(
         self, inputs: Arrays, states: States, valid: Ids | None
     ) -> tuple[Mapping[str, Returned], Mapping[str, Array]]:
-        """Run one step; return outputs and states. It may empty `states`; `valid` [n] counts valid rows."""
+        """Run one step; return outputs and states. It may empty `states`; `valid` [n] counts valid rows.
+
+        For example, inputs {"x": [2, 5, 8]} and `valid` [5, 3].
+        """
 
     def in_single(self) -> Reference | None:
         """Return the reference in float32; None if it already is."""
@@ -100,17 +103,17 @@ class ReferenceStreams:
         Sequences with count 0 do not run and keep their state.
         """
         length = self._length(inputs)
-        found = []
+        results = []
         for places, rows in self._groups(counts):
-            given = {entry.name: self._padded(entry.name, inputs, rows, length) for entry in self._manifest.given}
+            arrays = {entry.name: self._padded(entry.name, inputs, rows, length) for entry in self._manifest.given}
             valid = counts[rows] if self._manifest.can.run_ragged else None
-            outputs, after = self.reference.step(given, self._taken(places, commit), valid)
+            outputs, after = self.reference.step(arrays, self._states_of(places, commit), valid)
             if commit:
                 for index, place in enumerate(places):
                     one = slice(index, index + 1) if len(places) > 1 else ...
                     self._held[place] = {name: values[one] for name, values in after.items()}
-            found.append((rows, outputs))
-        return found
+            results.append((rows, outputs))
+        return results
 
     def state(self) -> States:
         """Return every state tensor of all sequences; only for a reference that resumes."""
@@ -127,7 +130,8 @@ class ReferenceStreams:
         """Yield every state tensor of all sequences; one at a time, because together they may exceed the model's size
         several times.
 
-        Memory rows are [b, rows, ...] as in `Stream.iter_memory`, with zeros before those of shorter sequences.
+        Memory rows are [b, rows, ...] as in `Stream.iter_memory`, with zeros before those of shorter sequences. For
+        example, ("layers.00.hidden", [2, 16, 32]).
         """
         if self.reference.resumes:
             yield from self.state().items()
@@ -182,7 +186,7 @@ class ReferenceStreams:
             alike.setdefault((int(counts[row]), *shapes), []).append(row)
         return [(rows, np.array(rows)) for rows in alike.values()]
 
-    def _taken(self, places: list[int], commit: bool) -> States:
+    def _states_of(self, places: list[int], commit: bool) -> States:
         """Return a group's states, joined for one step; with `commit` the step may empty them, which saves copies."""
         if len(places) == 1:
             return self._held[places[0]] if commit else dict(self._held[places[0]])
@@ -215,7 +219,10 @@ def hand_over(stream: Stream, manifest: Manifest, states: States) -> None:
 
 
 def in_pieces(output: Output, returned: Returned, index: int, count: int) -> Iterator[tuple[int, int, Array]]:
-    """Yield (first, end, values of positions [first, end)) for each piece of a sequence's valid positions."""
+    """Yield (first, end, values of positions [first, end)) for each piece of a sequence's valid positions.
+
+    For example, 5 positions come as (0, 3, …) and (3, 5, …).
+    """
     if not callable(returned):
         yield 0, count, returned[output.axes.window(0, count, index)]
         return
@@ -227,7 +234,7 @@ def in_pieces(output: Output, returned: Returned, index: int, count: int) -> Ite
 
 
 def whole(returned: Returned, count: int) -> Array:
-    """Return an output of `count` sequences as one array."""
+    """Return an output of `count` sequences as one array. For example, [2, 5, 256]."""
     if not callable(returned):
         return returned
     return np.stack([np.concatenate([some.copy() for some in returned(row)]) for row in range(count)])
@@ -236,7 +243,10 @@ def whole(returned: Returned, count: int) -> Array:
 def run_together(
     sides: Sequence[ReferenceStreams], inputs: Arrays, counts: Ids
 ) -> Iterator[tuple[str, Indices, list[Returned]]]:
-    """Run one segment on each side; yield name, sequences and each side's values, for every output and state."""
+    """Run one segment on each side; yield name, sequences and each side's values, for every output and state.
+
+    For example, ("logprobs", [0, 1], [one array per side]).
+    """
     for parts in zip(*[side.run(inputs, counts) for side in sides], strict=True):
         rows = parts[0][0]
         for name in parts[0][1]:

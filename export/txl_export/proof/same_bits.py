@@ -125,10 +125,10 @@ def _among_neighbours(model: Model, row: int, calls: Sequence[Call], bits: Bits)
         for other in np.flatnonzero(~alone) if tried == INDEPENDENT else ():
             stream.put(int(other), poisoned_state(stream.take(int(other)), manifest))
         for (inputs, counts), results in zip(_running(calls, running), expected, strict=True):
-            given = poisoned(manifest, inputs, np.where(alone, counts, 0).astype(np.int32))
-            found = named(stream.run(given, lengths=counts), stream.state())
+            arrays = poisoned(manifest, inputs, np.where(alone, counts, 0).astype(np.int32))
+            values = named(stream.run(arrays, lengths=counts), stream.state())
             wanted = rows_of(manifest, results, [row])
-            bits.compare(tried, wanted, rows_of(manifest, found, [row]))
+            bits.compare(tried, wanted, rows_of(manifest, values, [row]))
 
 
 def _running(calls: Sequence[Call], running: NDArray[np.bool_]) -> list[Call]:

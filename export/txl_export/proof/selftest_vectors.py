@@ -44,7 +44,8 @@ def selftest_vectors(
     """Return vectors of steps of every length, e.g. "counts" [steps, B], with idle sequences and resets if allowed.
 
     If the model's own rounding grows beyond `SMALL`, all sequences are reset before the step. If it is too large even
-    from fresh states, different inputs are drawn. If it still exceeds `SMALL`, "rounding" records the largest.
+    from fresh states, different inputs are drawn. If it still exceeds `SMALL`, "rounding" records the largest. For
+    example, {"counts": [3, 2]} for three steps of two sequences.
     """
     draws, batch = np.random.default_rng(0), manifest.batch_size
     source, truth = InputSource(manifest, samples, draws), ReferenceStreams(manifest, reference, batch)
@@ -57,7 +58,7 @@ def selftest_vectors(
     }
     for entry in manifest.given:
         vectors[f"input/{entry.name}"] = np.zeros((len(steps), *entry.sizes(batch, longest)), entry.dtype)
-    found: dict[str, list[tuple[Array, Array]]] = {output.name: [] for output in manifest.outputs}
+    stored: dict[str, list[tuple[Array, Array]]] = {output.name: [] for output in manifest.outputs}
     same = _same_places(manifest, draws)
     single = reference.in_single()
     beside = None if single is None else OwnRounding(manifest, (reference, single), batch)
@@ -69,33 +70,33 @@ def selftest_vectors(
             for streams in (truth, beside):
                 if streams is not None:
                     streams.reset(np.flatnonzero(again).tolist())
-        taken = (
+        draws_of_inputs = (
             {name: _rounded(values, samples) for name, values in source.take(batch, length).items()}
             for _ in range(TRIES)
         )
-        inputs, counts = next(taken), step_counts(manifest, length, step, draws)
+        inputs, counts = next(draws_of_inputs), step_counts(manifest, length, step, draws)
         vectors["counts"][step] = counts
         if beside is not None and beside.segment(inputs, counts) > SMALL:
             vectors["reset"][step] = True
             truth.reset()
-            inputs, left = _calmest(beside, chain([inputs], taken), counts)
+            inputs, left = _calmest(beside, chain([inputs], draws_of_inputs), counts)
             rounding = max(rounding, left)
         for name, values in inputs.items():
             place: tuple[int | slice, ...] = (step, *map(slice, values.shape))
             vectors[f"input/{name}"][place] = values
-        _note_outputs(manifest, truth.run(inputs, counts), counts, same, draws, found)
+        _note_outputs(manifest, truth.run(inputs, counts), counts, same, draws, stored)
     if rounding > SMALL:
         vectors["rounding"] = np.array(rounding)
-    for name, pairs in found.items():
+    for name, pairs in stored.items():
         vectors[f"place/{name}"] = same[name] if name in same else np.stack([places for places, _ in pairs])
         vectors[f"output/{name}"] = np.stack([values for _, values in pairs])
     return vectors | _states(manifest, truth, draws)
 
 
-def _calmest(beside: OwnRounding, taken: Iterable[dict[str, Array]], counts: Ids) -> tuple[dict[str, Array], float]:
+def _calmest(beside: OwnRounding, draws: Iterable[dict[str, Array]], counts: Ids) -> tuple[dict[str, Array], float]:
     """Return inputs with a rounding of at most `SMALL` from fresh states, else the best; and the rounding."""
     tried: list[tuple[dict[str, Array], float]] = []
-    for inputs in taken:
+    for inputs in draws:
         beside.reset()
         tried.append((inputs, beside.segment(inputs, counts)))
         if tried[-1][1] <= SMALL:
@@ -122,12 +123,15 @@ def _steps(manifest: Manifest) -> tuple[list[int], set[int]]:
         for entry in manifest.inputs
     )
     most = max(FEW_STEPS, min(MOST_STEPS, MOST_BYTES // max(each, 1)))
-    kept = steps[:most]
-    return kept, {step for step in resets if step < len(kept)} or {len(kept) - 2}
+    first_steps = steps[:most]
+    return first_steps, {step for step in resets if step < len(first_steps)} or {len(first_steps) - 2}
 
 
 def step_counts(manifest: Manifest, length: int, step: int, draws: np.random.Generator) -> Ids:
-    """Return counts int32 [B]; every third step has idle sequences, or random counts for ragged segments."""
+    """Return counts int32 [B]; every third step has idle sequences, or random counts for ragged segments.
+
+    For example, [5, 0] if sequence 1 is idle.
+    """
     counts = np.full(manifest.batch_size, length, np.int32)
     if step % 3 == 2 and manifest.can.run_apart:
         if manifest.can.run_ragged:
@@ -182,29 +186,29 @@ def _note_outputs(
 ) -> None:
     """Append places and values [B, kept] of every output; those of sequences that did not run are zeros."""
     for output in manifest.outputs:
-        kept = values_kept(manifest, output)
-        places, values = (np.zeros((len(counts), kept), dtype) for dtype in ("int32", output.dtype))
+        count = values_kept(manifest, output)
+        places, values = (np.zeros((len(counts), count), dtype) for dtype in ("int32", output.dtype))
         for rows, outputs in returned:
             for index, row in enumerate(rows.tolist()):
                 own = np.asarray(output.axes.one(whole(outputs[output.name], len(rows)), index))
                 if output.name in same:
                     places[row] = same[output.name]
                 else:
-                    places[row] = drawn_places(output.axes.alone.filled(0, int(counts[row])), kept, draws, own.shape)
+                    places[row] = drawn_places(output.axes.alone.filled(0, int(counts[row])), count, draws, own.shape)
                 values[row] = own.flat[places[row]]
         found[output.name].append((places, values))
 
 
 def _states(manifest: Manifest, truth: ReferenceStreams, draws: np.random.Generator) -> dict[str, NDArray[Any]]:
     """Return shape, places and values of every state after the last step, up to `STATE_PLACES` per sequence."""
-    found: dict[str, NDArray[Any]] = {}
+    tensors: dict[str, NDArray[Any]] = {}
     tables = {state.name: state for state in manifest.states}
     for name, values in truth.state().items():
         assert values is not None, "every state is there after a step"
         rows = tables[name].axes.sequences(values)
         flat = rows.reshape(len(rows), -1)
         places = np.sort(draws.permutation(flat.shape[1])[:STATE_PLACES]).astype(np.int64)
-        found[f"state_shape/{name}"] = np.array(rows.shape[1:], np.int64)
-        found[f"state_place/{name}"] = places
-        found[f"state/{name}"] = flat[:, places].astype(tables[name].dtype)
-    return found
+        tensors[f"state_shape/{name}"] = np.array(rows.shape[1:], np.int64)
+        tensors[f"state_place/{name}"] = places
+        tensors[f"state/{name}"] = flat[:, places].astype(tables[name].dtype)
+    return tensors

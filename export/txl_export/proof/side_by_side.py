@@ -95,13 +95,16 @@ class SideBySide:
         return self._truth.count
 
     def segment(self, inputs: dict[str, Array], counts: Ids, commit: bool = True) -> None:
-        """Run one segment on both sides and compare; the bundle gets NaN at positions beyond counts [b]."""
+        """Run one segment on both sides and compare; the bundle gets NaN at positions beyond counts [b].
+
+        For example, {"x": [2, 5, 8]} with counts [5, 3].
+        """
         chain, manifest = self.errors.chain, self._manifest
         if manifest.can.count_rows and self._rows_full_from is None:
             full = self.stream.fill.min() == manifest.memory_length
             self._rows_full_from = chain.segments if full else None
         idle = [] if commit and counts.all() else np.flatnonzero(counts == 0).tolist()
-        before = self._kept(self.stream.state(), idle, commit) if idle or not commit else {}
+        before = self._unchanged_states(self.stream.state(), idle, commit) if idle or not commit else {}
         self._run(inputs, counts, commit)
         chain.segments += 1
         chain.positions += int(counts.sum())
@@ -109,13 +112,13 @@ class SideBySide:
         after: dict[str, Array] | None = None
         if idle or not commit:
             after = self.stream.state()
-            self._trial.bits.compare(IDLE if commit else KEPT, before, self._kept(after, idle, commit))
+            self._trial.bits.compare(IDLE if commit else KEPT, before, self._unchanged_states(after, idle, commit))
         if (chain.segments - 1) % chain.every == 0:
             self._compare_state(after)
         if self._trial.handing_over and commit:
             hand_over(self.stream, manifest, self._truth.state())
 
-    def _kept(self, state: dict[str, Array], idle: list[int], commit: bool) -> dict[str, Array]:
+    def _unchanged_states(self, state: dict[str, Array], idle: list[int], commit: bool) -> dict[str, Array]:
         """Return the states that a segment must not change: those of idle sequences, or all with commit=False."""
         return rows_of(self._manifest, named({}, state), idle) if commit else named({}, state)
 
@@ -132,10 +135,10 @@ class SideBySide:
         expected = self._truth.run(inputs, counts, commit)
         if large:
             trim()  # or blocks that the reference has freed would add to the runtime's memory
-        given = inputs if (counts == length).all() else poisoned(self._manifest, inputs, counts)
-        found = self.stream.run(given, lengths=counts, commit=commit)
+        arrays = inputs if (counts == length).all() else poisoned(self._manifest, inputs, counts)
+        results = self.stream.run(arrays, lengths=counts, commit=commit)
         for output in self._manifest.outputs:
-            self._compare(output, expected, found.get(output.name), inputs, counts)
+            self._compare(output, expected, results.get(output.name), inputs, counts)
         if large:
             trim()
 

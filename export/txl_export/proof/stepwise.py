@@ -79,7 +79,7 @@ class _Pair:
         self._outputs = {output.name: output.axes for output in manifest.outputs}
 
     def advance(self, segments: int) -> None:
-        """Run segments of the longest length."""
+        """Run some segments of the longest length on both sides."""
         longest = self._manifest.segment_lengths[0]
         for _ in range(segments):
             self._run(self._source.take(self._count, longest), longest)
@@ -95,16 +95,16 @@ class _Pair:
             steps.append(self._run(self._cut(inputs, at, at + 1), 1))
             if at + 1 in lengths:
                 after[at + 1] = self._streams.snapshot()
-        found = list[int]()
+        counts = list[int]()
         for length in lengths:
             self._streams.restore(before)
             outputs = self._run(self._cut(inputs, 0, length), length)
             same = _same_states(self._streams.snapshot(), after[length])
             if not same or not all(self._same_outputs(outputs, steps[at], at, length) for at in range(length)):
                 break
-            found.append(length)
+            counts.append(length)
         self._streams.restore(after[lengths[-1]])
-        return found
+        return counts
 
     def _run(self, inputs: Arrays, length: int) -> dict[str, Array]:
         (_, outputs), *_ = self._streams.run(inputs, np.full(self._count, length, np.int32))

@@ -29,5 +29,7 @@ def few_threads(small: bool) -> Iterator[None]:
 
 
 def engine_threads(manifest: Manifest, asked: int | None) -> int | None:
-    """Return the engine's number of threads: the user's, else 1 for a small model, else None for all cores."""
+    """Return the engine's number of threads: the user's; without one 1 for a small model, None (all cores) for a large
+    one.
+    """
     return 1 if asked is None and 0 < manifest.parameters < SMALL else asked

@@ -51,12 +51,15 @@ class OddSegments:
         self._runs = np.arange(count) < live
 
     def take(self, length: int) -> dict[str, Array]:
-        """Return the usual inputs of the next segment."""
+        """Return the usual inputs of the next segment. For example, `take(5)` is {"x": [2, 5, 8]}."""
         self._counts = self._runs * np.int32(length)
         return self._source.take(len(self._runs), length)
 
     def run(self, inputs: Arrays, begun: list[States]) -> Iterator[Found]:
-        """Run a segment from the states `begun`; yield each result, nothing if the module refuses the inputs."""
+        """Run a segment from the states `begun`; yield each result, nothing if the module refuses the inputs.
+
+        For example, inputs {"x": [2, 5, 8]} full of zeros.
+        """
         self.module.restore(begun)
         self._exact.restore(begun)
         hand_over(self._stream, self._manifest, self.module.state())
@@ -69,8 +72,8 @@ class OddSegments:
         nats = {f"output {one.name}" for one in self._manifest.outputs if one.role == "logprobs"}
         for what, rows, sides in returned:
             single, double = (whole(side, len(rows)) for side in sides)
-            found = ours | rows_of(self._manifest, ours, rows)
-            yield what, what in nats, found.get(what, np.zeros(0)), single, double
+            results = ours | rows_of(self._manifest, ours, rows)
+            yield what, what in nats, results.get(what, np.zeros(0)), single, double
 
 
 def far_gates(model: Model, reference: Reference, samples: Samples = None) -> tuple[list[Gate], str]:
@@ -94,14 +97,14 @@ def far_gates(model: Model, reference: Reference, samples: Samples = None) -> tu
             tried = [tried[0] | ranged, *tried]
         begun = [held | {name: _times(held[name], factor) for name in scaled} for held in before]
         try:
-            found = next((found for one in tried if (found := list(odd.run(one, begun)))), [])
+            results = next((results for one in tried if (results := list(odd.run(one, begun)))), [])
         except BackendError as error:
             worst, place = np.inf, str(error)
             break
-        for what, nats, ours, single, exact in found:
-            apart, said = _apart(ours, single, exact, nats)
+        for what, nats, ours, single, exact in results:
+            apart, sentence = _apart(ours, single, exact, nats)
             if apart > worst:
-                worst, place = apart, f"with {', '.join(features or scaled)} {TOLD[factor]}, {what} is {said}"
+                worst, place = apart, f"with {', '.join(features or scaled)} {TOLD[factor]}, {what} is {sentence}"
         if scaled and factor != 1:
             odd.module.restore(before)
     close = worst <= _limit()
@@ -135,8 +138,8 @@ def _apart(found: Array, single: Array, double: Array, nats: bool) -> tuple[floa
     if not differing.size:
         return 0.0, ""
     most = int(differing.argmax())
-    said = f"{float(found[most]):.4g} where the module's is {float(single[most]):.4g}"
-    return relative_difference(found, single, nats), said
+    sentence = f"{float(found[most]):.4g} where the module's is {float(single[most]):.4g}"
+    return relative_difference(found, single, nats), sentence
 
 
 def hidden_nan(model: Model, reference: Reference, samples: Samples) -> str:

@@ -66,6 +66,8 @@ def verify_model(
 ) -> Parity:
     """Run all chains, compare bits, and judge both by the ladder.
 
+    For example, `samples` {"x": [10000, 8]} and `text` int32 [100000].
+
     Args:
         open_model: loads the bundle.
         reference: the model that the bundle should equal.
@@ -87,35 +89,35 @@ def verify_model(
         held = extent(manifest, samples)[0] if samples else 0
         precision: str = stand_in_for or model.backend.precision or manifest.precision
         trial, chains = Trial(model, reference, samples, bits, Path(place), listener), planned(manifest, segments, held)
-        found = _run(trial, chains)
+        errors = _run(trial, chains)
         listener.stage("compare bits of sequences and snapshots")
         compare_bits(model, samples, bits, trial.folder, reference.together)
         compare_plain = compare_forms(model, samples, bits)
         compared = None if text is None else compare_text(model, reference, text, listener)
         judged = partial(judge, manifest, precision, backend, bits=bits, real=bool(samples), text=compared)
         if rung(precision, backend).deviation is not None and manifest.reach is None:
-            longer = [settled(trial, precision, *pair) for pair in zip(chains, found, strict=True)]
-            chains, found = [chain for chain, _ in longer], [ran for _, ran in longer]
+            longer = [settled(trial, precision, *pair) for pair in zip(chains, errors, strict=True)]
+            chains, errors = [chain for chain, _ in longer], [ran for _, ran in longer]
         if reference.resumes:
-            if failing(judged(found)):
-                found, said = _handed_over(trial, chains, found)
-                described += said
-            if odd and precision == "fp32" and not failing(judged(found)):
+            if failing(judged(errors)):
+                errors, remark = _handed_over(trial, chains, errors)
+                described += remark
+            if odd and precision == "fp32" and not failing(judged(errors)):
                 extra, advice = _far_gates(trial, advice)
-            if odd and (told := hidden_nan(model, reference, samples)):
-                listener.warn(told)
-        _warn(trial, held, found[0].chain)
+            if odd and (fault := hidden_nan(model, reference, samples)):
+                listener.warn(fault)
+        _warn(trial, held, errors[0].chain)
         del model, trial
         compare_plain()
         for opener in others:
             trial = Trial(_opened(opener, listener), reference, samples, bits, Path(place), listener)
             brief = planned(manifest, segments, held, brief=True)
-            found, chains = found + _run(trial, brief), chains + brief
+            errors, chains = errors + _run(trial, brief), chains + brief
             del trial
-        gates = (*judged(found), *extra)
+        gates = (*judged(errors), *extra)
         if not reference.resumes and (missed := [gate for gate in failing(gates) if gate.name in KINDS]):
             listener.stage("look whether rounding grows in the model itself")
-            far, _ = own_rounding(manifest, reference, samples, list(zip(chains, found, strict=True)))
+            far, _ = own_rounding(manifest, reference, samples, list(zip(chains, errors, strict=True)))
             advice = _explained(missed, far) or advice
     rounded = f", in float32 rounded to {stand_in_for} (indicative)" if stand_in_for else ""
     ran_on = "the text" if text is not None else "real inputs" if samples else "random inputs"
@@ -123,7 +125,7 @@ def verify_model(
         f"{description}{rounded}",
         precision,
         described,
-        tuple(found),
+        tuple(errors),
         compared,
         gates,
         advice=advice,
@@ -142,12 +144,12 @@ def _run(trial: Trial, chains: Sequence[Planned]) -> list[ChainErrors]:
     """Run chains; if the bundle has several update rules, add the rule to their names."""
     model, listener = trial.model, trial.listener
     rule = f", {model.update}" if len(model.manifest.updates) > 1 else ""
-    said = f", {model.update} memory" if model.manifest.can.count_rows else ""
-    listener.stage(f"verify against PyTorch{said}", sum(chain.segments for chain in chains))
+    memory = f", {model.update} memory" if model.manifest.can.count_rows else ""
+    listener.stage(f"verify against PyTorch{memory}", sum(chain.segments for chain in chains))
     return [run_chain(trial, replace(chain, name=chain.name + rule)) for chain in chains]
 
 
-def _handed_over(trial: Trial, chains: Sequence[Planned], found: list[ChainErrors]) -> tuple[list[ChainErrors], str]:
+def _handed_over(trial: Trial, chains: Sequence[Planned], errors: list[ChainErrors]) -> tuple[list[ChainErrors], str]:
     """Replace errors that the module's own growing rounding explains; return the errors and a clause for the report.
 
     Outputs and states in which rounding grows are compared again segment by segment, each from the module's own state.
@@ -155,16 +157,16 @@ def _handed_over(trial: Trial, chains: Sequence[Planned], found: list[ChainError
     """
     manifest, listener = trial.model.manifest, trial.listener
     listener.stage("look whether rounding grows in the module itself")
-    far, drifting = own_rounding(manifest, trial.reference, trial.samples, list(zip(chains, found, strict=True)))
+    far, drifting = own_rounding(manifest, trial.reference, trial.samples, list(zip(chains, errors, strict=True)))
     if not far:
-        return found, ""
+        return errors, ""
     most, names = max(far.values()), ", ".join(far)
     listener.warn(
         f"the module amplifies rounding: in float32 it is {most:.1e} away from itself in float64 in a chain; segments "
         f"are compared one by one, each from the module's own state, for {names}"
     )
     handed = _run(replace(trial, bits=Bits(), handing_over=True), chains)
-    return [told_apart(manifest, *pair, far, drifting) for pair in zip(found, handed, strict=True)], (
+    return [told_apart(manifest, *pair, far, drifting) for pair in zip(errors, handed, strict=True)], (
         f"; in float32 it is {most:.1e} away from that itself, because it amplifies rounding, so every segment begins "
         f"with its state for {names}"
     )
@@ -173,10 +175,10 @@ def _handed_over(trial: Trial, chains: Sequence[Planned], found: list[ChainError
 def _far_gates(trial: Trial, advice: str) -> tuple[list[Gate], str]:
     """Return the gates of `unusual_inputs`, and their advice if one failed, else `advice`."""
     trial.listener.stage("try inputs far from the usual ones")
-    gates, told = far_gates(trial.model, trial.reference, trial.samples)
-    if told and gates[0].passed is None:
-        trial.listener.warn(told)
-    return gates, told or advice
+    gates, remark = far_gates(trial.model, trial.reference, trial.samples)
+    if remark and gates[0].passed is None:
+        trial.listener.warn(remark)
+    return gates, remark or advice
 
 
 def _explained(missed: Sequence[Gate], far: Mapping[str, float]) -> str:

@@ -33,8 +33,8 @@ class Scale:
         """Return the place of a value, 0 … 1 from `low` to `high`, clipped; None for NaN, ∞, or 0 on a log axis."""
         if not math.isfinite(value) or (self.log and value <= 0):
             return None
-        low, high, found = (math.log10(each) if self.log else each for each in (self.low, self.high, value))
-        return min(max((found - low) / (high - low), 0.0), 1.0)
+        low, high, place = (math.log10(each) if self.log else each for each in (self.low, self.high, value))
+        return min(max((place - low) / (high - low), 0.0), 1.0)
 
 
 def linear_scale(values: Iterable[float], *, zero: bool = False, most: int = MOST_TICKS) -> Scale:
@@ -71,8 +71,8 @@ def log_scale(values: Iterable[float], most: int = MOST_TICKS) -> Scale:
 
 def _ends(values: Iterable[float]) -> tuple[float, float]:
     """Return the smallest and the largest value within the limits; if they differ only by rounding, one value twice."""
-    found = [value if abs(value) > _LEAST else 0.0 for value in values if abs(value) < _MOST]
-    low, high = (min(found), max(found)) if found else (0.0, 0.0)
+    finite = [value if abs(value) > _LEAST else 0.0 for value in values if abs(value) < _MOST]
+    low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)
     return low, low if high - low <= 1e-12 * max(abs(low), abs(high)) else high
 
 

@@ -97,11 +97,11 @@ def _module(name: str) -> str:
 
 
 def _sums(named: Iterable[tuple[str, int]]) -> dict[str, ByteShare]:
-    found: dict[str, ByteShare] = {}
+    sums: dict[str, ByteShare] = {}
     for name, size in named:
-        before = found.get(name, ByteShare(name, 0, 0))
-        found[name] = ByteShare(name, before.tensors + 1, before.bytes + size)
-    return found
+        before = sums.get(name, ByteShare(name, 0, 0))
+        sums[name] = ByteShare(name, before.tensors + 1, before.bytes + size)
+    return sums
 
 
 def _total(parts: dict[str, ByteShare]) -> int:

@@ -27,25 +27,25 @@ class Engines:
 
 def read_engines(bundle: Bundle) -> Engines | Missing:
     """Read the engines of a bundle, comparing each with the manifest."""
-    found, broken = engines_of(bundle)
-    if not found and not broken:
+    engines, broken = engines_of(bundle)
+    if not engines and not broken:
         return Missing(
             "The bundle has no engines for a GPU; on the CPU its graphs run as they are.",
             "txl-deploy build BUNDLE --target rtx",
         )
-    return Engines(some(found), some(broken))
+    return Engines(some(engines), some(broken))
 
 
 def engines_of(bundle: Bundle) -> tuple[list[Engine], list[str]]:
     """Return the engines that can be described, and the faults of the rest."""
-    found, broken = [], []
+    engines, broken = [], []
     for name in engine_names(bundle):
         try:
             bundle.check(name)
-            found.append((name, read_sidecar(bundle.file(sidecar_path(name)))))
+            engines.append((name, read_sidecar(bundle.file(sidecar_path(name)))))
         except BundleError as error:
             broken.append(str(error))
-    return found, broken
+    return engines, broken
 
 
 def weights_held(engines: int, total: int, shared: int) -> str:

@@ -26,13 +26,13 @@ def verification_of_bundle(bundle: Bundle) -> Verification | Missing:
         return Missing("The bundle was exported without a verification (--no-verify).")
     try:
         check_size(record.size)
-        found = decode_verification(bundle.read(REPORT))
-        if _other(found, manifest):
+        verification = decode_verification(bundle.read(REPORT))
+        if _other(verification, manifest):
             return Missing(f"{REPORT} is of another model or another precision than the bundle.", again)
-        check_verification(found)
+        check_verification(verification)
     except (BundleError, ValueError) as error:
         return Missing(f"{REPORT} cannot be read: {error}.", again)
-    return found
+    return verification
 
 
 def verification_of_file(path: Path, bundle: Bundle) -> Verification:
@@ -67,23 +67,23 @@ def _of_file(
         f"write one with: txl-deploy {command} BUNDLE --json > {command}.json"
     )
     try:
-        found = decode(read_document(path))
-        other = _other(found, bundle.manifest)
+        document = decode(read_document(path))
+        other = _other(document, bundle.manifest)
         if not other:
-            check(found)
+            check(document)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or error}, {expected}") from None
     except ValueError as error:
         raise UsageError(f"{path}: {error}, {expected}") from None
     if other:
         raise UsageError(f"{path}: {other}; give a {noun} of this bundle")
-    return found
+    return document
 
 
-def _other(found: Verification | Measurement, manifest: Manifest) -> str:
+def _other(document: Verification | Measurement, manifest: Manifest) -> str:
     """Return how a document's model or precision differs from the bundle's, or "". Old documents name no model."""
-    if found.model_id and found.model_id != manifest.model_id:
-        return f"is of model {found.model_id[:12]}, the bundle is of {manifest.model_id[:12]}"
-    if found.precision != manifest.precision:
-        return f"is of {short(found.precision, 40)}, the bundle is {manifest.precision}"
+    if document.model_id and document.model_id != manifest.model_id:
+        return f"is of model {document.model_id[:12]}, the bundle is of {manifest.model_id[:12]}"
+    if document.precision != manifest.precision:
+        return f"is of {short(document.precision, 40)}, the bundle is {manifest.precision}"
     return ""

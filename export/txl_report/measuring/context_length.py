@@ -43,6 +43,8 @@ SHARE, LEAST_GAIN = 0.1, 0.01
 def measure_context(model: Model, ids: ArrayLike, listener: Listener | None = None) -> ContextMeasure | Missing:
     """Measure the effective context; the same model and text always give the same numbers.
 
+    For example, ids [100000].
+
     Args:
         model: a model of any bundle.
         ids: int [T], the text as token ids; only its beginning is used.
@@ -54,24 +56,24 @@ def measure_context(model: Model, ids: ArrayLike, listener: Listener | None = No
     Raises:
         UsageError: the ids do not fit this model.
     """
-    given, manifest = checked_ids(model, ids), model.manifest
+    text_ids, manifest = checked_ids(model, ids), model.manifest
     step, lengths = lengths_of(model)
     fewest = max(FEWEST_BLOCKS, -(-FEWEST_COMPARED // step))
     needed = (lengths - 1 + fewest) * step + 1
     reason = refusal(manifest, "score")
     if not manifest.can.run_fewer:
         reason = "This model's sequences influence one another, so no run has a context of its own."
-    elif not reason and len(given) < needed:
-        reason = f"A text of {needed:,} tokens or more is needed, this one has {len(given):,}."
+    elif not reason and len(text_ids) < needed:
+        reason = f"A text of {needed:,} tokens or more is needed, this one has {len(text_ids):,}."
     if reason:
         return Missing(reason)
-    blocks = min((len(given) - 1) // step, lengths - 1 + max(fewest, fewer(manifest, MOST_COMPARED) // step))
-    losses = losses_by_context(model, given[: blocks * step + 1], step, lengths, listener or Silent())
+    blocks = min((len(text_ids) - 1) // step, lengths - 1 + max(fewest, fewer(manifest, MOST_COMPARED) // step))
+    losses = losses_by_context(model, text_ids[: blocks * step + 1], step, lengths, listener or Silent())
     if not np.isfinite(losses).all():
         return Missing("Some losses are no finite numbers; see what `verify` says of this bundle.")
     gains = gains_of(losses)
     return ContextMeasure(
-        given=len(given),
+        given=len(text_ids),
         used=blocks * step + 1,
         compared=losses.shape[1],
         step=step,
@@ -93,7 +95,10 @@ def lengths_of(model: Model) -> tuple[int, int]:
 
 
 def losses_by_context(model: Model, ids: Ids, step: int, lengths: int, listener: Listener) -> Values:
-    """Measure losses, float64 [lengths, compared tokens]; the shortest context comes first."""
+    """Measure losses, float64 [lengths, compared tokens]; the shortest context comes first.
+
+    For example, 5 lengths and 400 compared tokens give [5, 400].
+    """
     targets, length = len(ids) - 1, model.segment_lengths[0]
     losses, starts = np.zeros((lengths, targets)), range(0, targets, step)
     stream = model.stream(min(model.batch_size, len(starts)))
@@ -116,8 +121,8 @@ def _run(stream: Stream, ids: Ids, starts: Sequence[int], most: int, length: int
     tokens = np.zeros((stream.batch_size, positions + 1), np.int32)
     for row in range(stream.batch_size):
         start = starts[row] if row < len(starts) else starts[0]  # unused rows of the batch repeat the first run
-        found = ids[start : start + positions + 1]
-        tokens[row, : len(found)] = found
+        piece = ids[start : start + positions + 1]
+        tokens[row, : len(piece)] = piece
     stream.reset()
     losses = np.empty((len(starts), positions))
     first, last = 0, min(length - starts[0] % length, positions)

@@ -45,21 +45,23 @@ def measure_datastore(
 ) -> DatastoreMeasures:
     """Measure a model's losses on a text, int [T], alone and with a datastore; the text is read from empty memory.
 
+    For example, ids [100000].
+
     Raises:
         UsageError: the text has fewer than two tokens, or ids of a different model; or the store cannot be searched.
     """
-    listener, given = listener or Silent(), checked_ids(model, ids)
-    if len(given) < 2:
-        raise UsageError(f"a loss needs a text of at least 2 tokens, this one has {len(given)}; give a longer one")
-    used, chunk = given[: MOST_TOKENS + 1], 16 * model.segment_lengths[0]
-    streams, found = (model.stream(1), model.stream(1)), list[NDArray[np.float64]]()
+    listener, text_ids = listener or Silent(), checked_ids(model, ids)
+    if len(text_ids) < 2:
+        raise UsageError(f"a loss needs a text of at least 2 tokens, this one has {len(text_ids)}; give a longer one")
+    used, chunk = text_ids[: MOST_TOKENS + 1], 16 * model.segment_lengths[0]
+    streams, losses = (model.stream(1), model.stream(1)), list[NDArray[np.float64]]()
     listener.stage("search the datastore", len(used) - 1)
     for first in range(0, len(used) - 1, chunk):
         some = used[None, first : first + chunk + 1]
         pair = streams[0].score(some), streams[1].score(some, datastore=searched.store)
-        found.append(np.stack([nll[0].astype(np.float64) for nll in pair]))
+        losses.append(np.stack([nll[0].astype(np.float64) for nll in pair]))
         listener.advance(some.shape[1] - 1)
-    alone, mixed = np.concatenate(found, axis=1)
+    alone, mixed = np.concatenate(losses, axis=1)
     seen, groups = searched.seen[used[1:]], list[FrequencyLoss]()
     for first, after in zip(FIRSTS, (*FIRSTS[1:], None), strict=True):
         inside = (seen >= first) & (seen < (np.inf if after is None else after))
@@ -69,7 +71,7 @@ def measure_datastore(
     return DatastoreMeasures(
         name=searched.name,
         rows=int(searched.seen.sum()),
-        given=len(given),
+        given=len(text_ids),
         without=loss_of(alone[None, :, None]),
         mixed=loss_of(mixed[None, :, None]),
         gain_error=error_of((alone - mixed)[None, :, None]),

@@ -23,13 +23,15 @@ def passage_of(
 ) -> tuple[TokenGain, ...]:
     """Find the adjacent tokens within one piece of the text that have the largest total gain, each with its losses.
 
+    For example, losses [4, 20, 64]: 4 pieces, 20 segments of 64.
+
     Args:
         pieces: the pieces of the text that were read.
         ids: int32 [T], the text.
         with_memory, without: losses [sequences, segments, positions] of the same tokens, after the warm-up.
     """
-    found = np.nan_to_num(without - with_memory, nan=0.0).reshape(len(without), -1)
-    gains = found.clip(-20, 20)  # otherwise a token that is impossible on only one side would decide the result
+    gain_by_token = np.nan_to_num(without - with_memory, nan=0.0).reshape(len(without), -1)
+    gains = gain_by_token.clip(-20, 20)  # otherwise a token that is impossible on only one side would decide the result
     size = min(PASSAGE, gains.shape[1])
     sums = np.cumsum(np.pad(gains, ((0, 0), (1, 0))), axis=1)
     sequence, first = divmod(int(np.argmax(sums[:, size:] - sums[:, :-size])), gains.shape[1] - size + 1)

@@ -53,7 +53,7 @@ def measure_text(
 
     The text is cut into whole segments of the largest length. For every memory length, a stream of its own reads the
     same segments in the same order, so that losses differ only by the memory. Segments at the start that only fill the
-    memory are not counted.
+    memory are not counted. For example, ids [100000] with B 4 are 4 pieces of 25,000.
 
     Args:
         model: a model of any bundle.
@@ -67,14 +67,14 @@ def measure_text(
     Raises:
         UsageError: the ids do not fit this model.
     """
-    listener, given = listener or Silent(), checked_ids(model, ids)
+    listener, text_ids = listener or Silent(), checked_ids(model, ids)
     length, rows = model.segment_lengths[0], model.memory_length
     reason, pieces = refusal(model.manifest, "score"), None
     if not reason:
         used = most_tokens(model) if most is None else max(most, 2)
-        pieces = cut_pieces(model, given[:used], -(-(rows or 0) // length))
+        pieces = cut_pieces(model, text_ids[:used], -(-(rows or 0) // length))
         if pieces is None:
-            reason = _too_short(model, len(given))
+            reason = _too_short(model, len(text_ids))
     if pieces is None:
         return Missing(reason)
     lengths, why = _memory_lengths(model, pieces)
@@ -86,12 +86,12 @@ def measure_text(
     if len(lengths) > 1:
         notes += [CAPPED, FRAGMENTS]
         by_memory = tuple(_memory_loss(rows, loss, whole) for rows, loss in zip(lengths, losses, strict=True))
-        passing = passage_of(pieces, given, whole, losses[0], model.vocabulary)
+        passing = passage_of(pieces, text_ids, whole, losses[0], model.vocabulary)
         gain = gain_of(whole, losses[0])
     elif rows and not pieces.warm_up:
         notes += ["The memory was still filling while the losses were measured, because the text is short."]
     return TextMeasures(
-        given=len(given),
+        given=len(text_ids),
         used=len(pieces.tokens) * pieces.segments * pieces.length + 1,
         warm_up=pieces.warm_up * pieces.length,
         sequences=len(pieces.tokens),
@@ -121,22 +121,22 @@ def _together(model: Model) -> int:
     return 1 if model.manifest.can.run_fewer else model.batch_size
 
 
-def _too_short(model: Model, given: int) -> str:
+def _too_short(model: Model, tokens: int) -> str:
     """Return the message for a text that is too short to be read."""
     if model.manifest.can.run_ragged and model.manifest.can.run_fewer:
-        return f"A loss needs a text of at least 2 tokens, this one has {given:,}."
+        return f"A loss needs a text of at least 2 tokens, this one has {tokens:,}."
     needed = model.segment_lengths[0] * _together(model) + 1
-    return f"A whole segment needs a text of at least {needed:,} tokens, this one has {given:,}."
+    return f"A whole segment needs a text of at least {needed:,} tokens, this one has {tokens:,}."
 
 
 def _unknown(vocabulary: Vocabulary | None, counting: Ids) -> list[str]:
     """Return a note if some of the counted tokens are the vocabulary's id for unknown words, else []."""
     word = vocabulary.unknown if isinstance(vocabulary, Words) else None
-    found = 0 if word is None else int((counting == word).sum())
-    if not found:
+    count = 0 if word is None else int((counting == word).sum())
+    if not count:
         return []
     return [
-        f"{found:,} of the {counting.size:,} tokens that count are the vocabulary's unknown "
+        f"{count:,} of the {counting.size:,} tokens that count are the vocabulary's unknown "
         "word: what stood there is not told from any other such word, and their loss is that of no particular one."
     ]
 
@@ -164,15 +164,15 @@ def _read(model: Model, pieces: TextPieces, lengths: list[int], listener: Listen
     sequences, size = len(pieces.tokens), pieces.length
     streams = [model.stream(sequences, memory_length=rows) for rows in lengths[:-1]] + [model.stream(sequences)]
     listener.stage("measuring losses", pieces.segments)
-    found: list[list[Values]] = [[] for _ in lengths]
+    losses_read: list[list[Values]] = [[] for _ in lengths]
     for segment in range(pieces.segments):
         tokens = pieces.tokens[:, segment * size : (segment + 1) * size + 1]
-        for stream, losses in zip(streams, found, strict=True):
+        for stream, losses in zip(streams, losses_read, strict=True):
             nll = stream.score(tokens)
             if segment >= pieces.warm_up:
                 losses.append(nll.astype(np.float64))
         listener.advance()
-    return [np.stack(losses, axis=1) for losses in found]
+    return [np.stack(losses, axis=1) for losses in losses_read]
 
 
 def _by_position(losses: Values, without: Values | None) -> tuple[PositionLoss, ...]:

@@ -54,23 +54,27 @@ def fewer(manifest: Manifest, most: int) -> int:
 def checked_ids(model: Model, ids: ArrayLike) -> Ids:
     """Return the token ids of a text as int32 [T].
 
+    For example, int64 [[5, 9]] is refused, and [5, 9] becomes int32.
+
     Raises:
         UsageError: the array is not one row of ids of this model.
     """
-    found = np.asarray(ids)
-    if found.ndim != 1 or (found.size and not np.issubdtype(found.dtype, np.integer)):
-        raise UsageError(f"the text is {found.dtype} {list(found.shape)}, expected token ids in one row")
+    array = np.asarray(ids)
+    if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
+        raise UsageError(f"the text is {array.dtype} {list(array.shape)}, expected token ids in one row")
     vocab_size = model.manifest.vocab_size
-    if found.size and vocab_size and not 0 <= int(found.min()) <= int(found.max()) < vocab_size:
+    if array.size and vocab_size and not 0 <= int(array.min()) <= int(array.max()) < vocab_size:
         raise UsageError(
-            f"the text has ids {int(found.min())} … {int(found.max())}, expected 0 … {vocab_size - 1}; check the "
+            f"the text has ids {int(array.min())} … {int(array.max())}, expected 0 … {vocab_size - 1}; check the "
             "vocabulary the ids come from"
         )
-    return found.astype(np.int32)
+    return array.astype(np.int32)
 
 
 def cut_pieces(model: Model, ids: Ids, warm_up: int) -> TextPieces | None:
     """Cut a text into as many pieces as the batch size, or into fewer so that warm-up takes less than half of each.
+
+    For example, ids [100000] with B 4 become 4 pieces of at most 25,000.
 
     Args:
         model: a model whose tokens have losses.

@@ -148,8 +148,8 @@ class Agreement(Struct, frozen=True, kw_only=True):
     @property
     def reached(self) -> dict[str, float]:
         """Return all measured differences, by name."""
-        found = {"log-probs max abs": self.max_abs, "KL": self.kl} | self.found
-        return {name: value for name, value in found.items() if value is not None}
+        differences = {"log-probs max abs": self.max_abs, "KL": self.kl} | self.found
+        return {name: value for name, value in differences.items() if value is not None}
 
 
 class Overhead(Struct, frozen=True, kw_only=True):

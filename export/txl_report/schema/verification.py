@@ -271,9 +271,9 @@ def decode_verification(data: bytes) -> Verification:
         ValueError: the document is too long, not JSON, or of a different structure; the message is one line.
     """
     read = decode_document(data, _Read)
-    found = Verification(**{name: getattr(read, name) for name in Verification.__struct_fields__})
-    found.chains = tuple(chain.in_one_form() for chain in read.chains)
-    return found
+    verification = Verification(**{name: getattr(read, name) for name in Verification.__struct_fields__})
+    verification.chains = tuple(chain.in_one_form() for chain in read.chains)
+    return verification
 
 
 def check_verification(found: Verification) -> None:

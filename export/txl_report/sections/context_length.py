@@ -25,8 +25,8 @@ def context_section(
     """Show the theoretical context and the measured context."""
     blocks: list[Block] = []
     if isinstance(allowed, Context):
-        said = f"{counted(allowed.tokens, 'token')}: {allowed.formula}"
-        blocks.append(Pairs([("Architecture allows", said)]))
+        text = f"{counted(allowed.tokens, 'token')}: {allowed.formula}"
+        blocks.append(Pairs([("Architecture allows", text)]))
     else:
         blocks.append(gap("Theoretical context", allowed))
     if found is None and option is None:
@@ -51,18 +51,18 @@ def length_of(found: ContextMeasure, length: int) -> str:
     return f"{'at least ' if length == found.longest else ''}{whole(length)}"
 
 
-def _measured(found: ContextMeasure) -> list[Block]:
-    step = found.step
-    contexts = [index * step for index in range(len(found.gains))]
-    values = [gain * 100 for gain in found.gains]
-    rows = [(whole(context), share(gain)) for context, gain in zip(contexts, found.gains, strict=True)]
+def _measured(measured: ContextMeasure) -> list[Block]:
+    step = measured.step
+    contexts = [index * step for index in range(len(measured.gains))]
+    values = [gain * 100 for gain in measured.gains]
+    rows = [(whole(context), share(gain)) for context, gain in zip(contexts, measured.gains, strict=True)]
     more, last = f"{counted(step, 'token')} more of context", f" … c + {whole(step)}" if step > 1 else ""
     return [
         Pairs(
             [
-                ("Effective context", f"{length_of(found, found.length)} tokens"),
-                ("Measured on", f"{counted(found.used, 'token')} of {whole(found.given)}"),
-                ("Compared", f"the hardest tenth of {counted(found.compared, 'token')} at every context"),
+                ("Effective context", f"{length_of(measured, measured.length)} tokens"),
+                ("Measured on", f"{counted(measured.used, 'token')} of {whole(measured.given)}"),
+                ("Compared", f"the hardest tenth of {counted(measured.compared, 'token')} at every context"),
                 ("A context of c", f"means c + 1{last} tokens, each equally often"),
             ]
         ),

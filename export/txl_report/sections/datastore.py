@@ -1,4 +1,4 @@
-"""Show what a datastore gains on a text: losses with and without it, by how often it has read the token."""
+"""Show the gain of a datastore on a text: losses with and without it, by how often it has read the token."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ COPIES = (
     "The rows of the text itself are hidden. Copies of parts of it elsewhere in the store are found, and cannot be "
     "excluded."
 )
-"""Note on what a figure with a store may flatter."""
+"""Note on copies of the text in the store, which make its figure look better."""
 
 
 def datastore_section(found: DatastoreMeasures) -> Section:
@@ -40,15 +40,15 @@ def datastore_section(found: DatastoreMeasures) -> Section:
     )
 
 
-def _by_frequency(found: DatastoreMeasures) -> Figure:
-    unit, rows, bars = unit_of(found.of_bytes), list[tuple[str, ...]](), list[Bar]()
-    for group in found.by_frequency:
+def _by_frequency(measures: DatastoreMeasures) -> Figure:
+    unit, rows, bars = unit_of(measures.of_bytes), list[tuple[str, ...]](), list[Bar]()
+    for group in measures.by_frequency:
         name, losses = _times(group), (group.without, group.mixed)
-        pair = [height(loss.nll, found.of_bytes) for loss in losses]
+        pair = [height(loss.nll, measures.of_bytes) for loss in losses]
         for word, value, style in zip(("without", "with"), pair, (1, 2), strict=True):
             bars.append(Bar(f"read {name}, {word}", value, number(value), style))
         rows.append((name, whole(group.without.count), *map(number, pair), signed(_gain(*losses))))
-    spread = share(sum(group.mixed.count for group in found.by_frequency if group.first) / found.without.count)
+    spread = share(sum(group.mixed.count for group in measures.by_frequency if group.first) / measures.without.count)
     return Figure(
         f"{titled(unit)} by how often the store has read the token",
         named_bars("datastore-frequency", f"{titled(unit)} by frequency", "Without the store and with it.", bars),

@@ -89,8 +89,8 @@ def _charts(curves: int) -> list[tuple[slice, str]]:
     """Divide curves among as few charts as possible, with unique styles in each: (slice, suffix of the title)."""
     charts = -(-curves // STYLES)
     size = -(-curves // charts)
-    said = [f", chart {index + 1} of {charts}" if charts > 1 else "" for index in range(charts)]
-    return [(slice(index * size, min((index + 1) * size, curves)), of) for index, of in enumerate(said)]
+    endings = [f", chart {index + 1} of {charts}" if charts > 1 else "" for index in range(charts)]
+    return [(slice(index * size, min((index + 1) * size, curves)), of) for index, of in enumerate(endings)]
 
 
 def _limit(gates: Sequence[Gate]) -> tuple[float, str] | None:
@@ -109,7 +109,7 @@ def _curves(
 ) -> Figure:
     step = first.segments
     values = [value for _, curve in curves for value in curve if value is not None]
-    series = [Series(said, [(1 + i * step, _placed(y)) for i, y in enumerate(curve)]) for said, curve in curves]
+    series = [Series(label, [(1 + i * step, _placed(y)) for i, y in enumerate(curve)]) for label, curve in curves]
     count = max((len(curve) for _, curve in curves), default=0)
     rows = [(whole(1 + i * step), *(number(_at(curve, i)) for _, curve in curves)) for i in range(count)]
     most = max(values, default=0.0)
@@ -129,7 +129,7 @@ def _curves(
             up_label=f"|Δ|, {first.unit}, logarithmic",
             level=level,
         ),
-        table(f"{title}, |Δ| by segment", ("Segment", *(said for said, _ in curves)), range(count and 9), rows),
+        table(f"{title}, |Δ| by segment", ("Segment", *(label for label, _ in curves)), range(count and 9), rows),
         f"Does the error grow from segment to segment? A line that stays level says no.{full}{thinned}",
     )
 

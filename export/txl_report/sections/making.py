@@ -20,10 +20,10 @@ def files_section(facts: Facts) -> Section:
     if isinstance(source, Missing):
         blocks.append(gap("Source", source))
     else:
-        made: list[tuple[str, Cell]] = [("Made from", source.name)]
-        made += [("SHA-256 of it", Code(source.sha256))] if source.sha256 else []
-        made += [("Exported by", Code(facts.command))] if facts.command else []
-        blocks.append(Pairs([*made, *((titled(name), text) for name, text in source.said)]))
+        origin: list[tuple[str, Cell]] = [("Made from", source.name)]
+        origin += [("SHA-256 of it", Code(source.sha256))] if source.sha256 else []
+        origin += [("Exported by", Code(facts.command))] if facts.command else []
+        blocks.append(Pairs([*origin, *((titled(name), text) for name, text in source.said)]))
     caption = f"{len(files)} files, {size(sum(file.size for _, file in files))}, and the manifest, which lists them"
     blocks.append(table(caption, ("File", "Bytes", "SHA-256"), (1,), rows))
     return Section(

@@ -77,45 +77,49 @@ def opening_of(found: TextMeasures | Missing | None) -> Opening | None:
     return Opening(title, _by_position(found), passage_block(found.passage, gain))
 
 
-def _scope(found: TextMeasures) -> str:
+def _scope(measures: TextMeasures) -> str:
     """Name the part of the text that was measured: "the text", or "the first 16,385 of 250,000 tokens"."""
-    cut = found.used < found.given
-    return f"the first {whole(found.used)} of {counted(found.given, 'token')}" if cut else "the text"
+    cut = measures.used < measures.given
+    return f"the first {whole(measures.used)} of {counted(measures.given, 'token')}" if cut else "the text"
 
 
-def _measured(found: TextMeasures, source: str) -> list[Block]:
+def _measured(measures: TextMeasures, source: str) -> list[Block]:
     blocks: list[Block] = []
-    cut = "" if found.used >= found.given else f"; the text has {whole(found.given)}, and txl-deploy score takes all"
+    cut = (
+        ""
+        if measures.used >= measures.given
+        else f"; the text has {whole(measures.given)}, and txl-deploy score takes all"
+    )
     blocks.append(
         Pairs(
             [
                 ("Text", source),
-                ("Tokens read", f"{whole(found.used)}{cut}"),
-                ("Tokens that count", f"{whole(found.loss.count)}{_after(found)}"),
-                ("Perplexity", f"{number(found.loss.perplexity, 4)} ({_nll(found.loss)})"),
-                *([("Bits per byte", bits_of(found.loss))] if found.of_bytes else []),
+                ("Tokens read", f"{whole(measures.used)}{cut}"),
+                ("Tokens that count", f"{whole(measures.loss.count)}{_after(measures)}"),
+                ("Perplexity", f"{number(measures.loss.perplexity, 4)} ({_nll(measures.loss)})"),
+                *([("Bits per byte", bits_of(measures.loss))] if measures.of_bytes else []),
                 ("What ± means", f"one standard error, from blocks of {BLOCK} neighbouring tokens"),
             ]
         )
     )
-    blocks += [Paragraph(note, quiet=True) for note in found.notes]
-    if found.passage:
+    blocks += [Paragraph(note, quiet=True) for note in measures.notes]
+    if measures.passage:
         blocks.append(Paragraph(ABOVE))
     else:
-        blocks += [_by_position(found), Gap("Losses with less memory", found.reason)]
-    if found.by_memory is not None:
-        blocks.append(_by_memory(found.by_memory, found.of_bytes))
-    if found.gain is not None:
-        blocks += [Heading("Token by token"), _gain(found.gain)]
+        blocks += [_by_position(measures), Gap("Losses with less memory", measures.reason)]
+    if measures.by_memory is not None:
+        blocks.append(_by_memory(measures.by_memory, measures.of_bytes))
+    if measures.gain is not None:
+        blocks += [Heading("Token by token"), _gain(measures.gain)]
     return blocks
 
 
-def _after(found: TextMeasures) -> str:
+def _after(measures: TextMeasures) -> str:
     """Describe the tokens that ran before the counted ones in each piece of the text."""
-    if not found.memory_length:
+    if not measures.memory_length:
         return ""
-    pieces = f" in each of {whole(found.sequences)} pieces" if found.sequences > 1 else ""
-    return f", after {whole(found.warm_up)}{pieces} to fill the memory"
+    pieces = f" in each of {whole(measures.sequences)} pieces" if measures.sequences > 1 else ""
+    return f", after {whole(measures.warm_up)}{pieces} to fill the memory"
 
 
 def _nll(loss: Loss) -> str:
@@ -129,8 +133,8 @@ def bits_of(loss: Loss) -> str:
     return f"{fixed(loss.nll / math.log(2), 3)}{error}"
 
 
-def _by_position(found: TextMeasures) -> Figure:
-    losses, length, unit = found.by_position, found.segment_length, unit_of(found.of_bytes)
+def _by_position(measures: TextMeasures) -> Figure:
+    losses, length, unit = measures.by_position, measures.segment_length, unit_of(measures.of_bytes)
     curves = {"with the whole memory": [each.loss for each in losses]}
     if without := [each.without for each in losses if each.without is not None]:
         curves["with no memory"] = without
@@ -139,11 +143,11 @@ def _by_position(found: TextMeasures) -> Figure:
         whole(each.first) if each.first == each.last else f"{whole(each.first)} … {whole(each.last)}" for each in losses
     ]
     series = [
-        loss_curve(said, list(zip(middles, curve, strict=True)), places, of_bytes=found.of_bytes)
-        for said, curve in curves.items()
+        loss_curve(label, list(zip(middles, curve, strict=True)), places, of_bytes=measures.of_bytes)
+        for label, curve in curves.items()
     ]
     rows = [
-        (place, whole(counts[0].count), *(said for loss in counts for said in _told(loss)))
+        (place, whole(counts[0].count), *(label for loss in counts for label in _cells_of(loss)))
         for place, *counts in zip(places, *curves.values(), strict=True)
     ]
     names = ("Loss, nats", "±", "Perplexity", "Loss without memory", "± of it", "Perplexity without")
@@ -168,7 +172,9 @@ def _by_position(found: TextMeasures) -> Figure:
 def _by_memory(losses: Sequence[MemoryLoss], of_bytes: bool) -> Figure:
     unit = unit_of(of_bytes)
     series = [loss_curve(unit, [(each.rows, each.loss) for each in losses], of_bytes=of_bytes)]
-    rows = [(whole(each.rows), *_told(each.loss, 4), signed(each.more), number(each.more_error, 2)) for each in losses]
+    rows = [
+        (whole(each.rows), *_cells_of(each.loss, 4), signed(each.more), number(each.more_error, 2)) for each in losses
+    ]
     return Figure(
         titled(f"{unit} by memory length"),
         line_chart(
@@ -194,16 +200,16 @@ def _by_memory(losses: Sequence[MemoryLoss], of_bytes: bool) -> Figure:
     )
 
 
-def _gain(found: MemoryGain) -> Pairs:
-    error = "" if found.error is None else f" ± {number(found.error, 2)}"
+def _gain(gain: MemoryGain) -> Pairs:
+    error = "" if gain.error is None else f" ± {number(gain.error, 2)}"
     return Pairs(
         [
-            ("Mean gain", f"{signed(found.mean)}{error} nats per token, {counted(found.count, 'token')}"),
-            ("Tokens helped", f"{share(found.share_gained)} of all"),
-            ("Made twice as likely", f"{share(found.doubled)} of all"),
+            ("Mean gain", f"{signed(gain.mean)}{error} nats per token, {counted(gain.count, 'token')}"),
+            ("Tokens helped", f"{share(gain.share_gained)} of all"),
+            ("Made twice as likely", f"{share(gain.doubled)} of all"),
         ]
     )
 
 
-def _told(loss: Loss, digits: int = 3) -> tuple[str, str, str]:
+def _cells_of(loss: Loss, digits: int = 3) -> tuple[str, str, str]:
     return fixed(loss.nll, 4), number(loss.error, 2), number(loss.perplexity, digits)

@@ -31,14 +31,14 @@ def sameness_section(facts: Facts) -> Section:
     """Show the results of the verification at export and of a later one."""
     blocks: list[Block] = []
     again = f"Verified again: {facts.verify_file}"
-    for name, found, title, missing in (
+    for name, verification, title, missing in (
         ("export", facts.exported, "Verified at export", "Verification at export"),
         ("again", facts.repeated, again, "A later verification"),
     ):
-        if isinstance(found, Missing):
-            blocks.append(gap(missing, found, facts.name))
+        if isinstance(verification, Missing):
+            blocks.append(gap(missing, verification, facts.name))
         else:
-            blocks += [Heading(title), *_verification(name, found)]
+            blocks += [Heading(title), *_verification(name, verification)]
     return Section(
         "same",
         "Is it the same model",
@@ -66,14 +66,14 @@ def verdict_by(found: Verification | Missing) -> str:
     return f"{found.backend} in {found.precision}, against {found.reference}: {gates}."
 
 
-def _verification(name: str, found: Verification) -> list[Block]:
-    spread = found.spread
+def _verification(name: str, verification: Verification) -> list[Block]:
+    spread = verification.spread
     blocks: list[Block] = [
         Pairs(
             [
-                ("Result", verdict_of(found)),
-                ("Ran on", f"{found.backend}, {found.precision}"),
-                ("Compared with", found.reference),
+                ("Result", verdict_of(verification)),
+                ("Ran on", f"{verification.backend}, {verification.precision}"),
+                ("Compared with", verification.reference),
                 *([("The chains read", spread.ran_on)] if spread and spread.ran_on else []),
             ]
         ),
@@ -81,26 +81,26 @@ def _verification(name: str, found: Verification) -> list[Block]:
             "Gates: what was judged, what was reached, and the largest value that passes",
             ("Gate", "Verdict", "Reached", "Limit"),
             (2, 3),
-            [(g.name, Badge(*STATES[g.passed]), _reached(g), number(g.limit)) for g in some(found.gates)],
+            [(g.name, Badge(*STATES[g.passed]), _reached(g), number(g.limit)) for g in some(verification.gates)],
         ),
     ]
-    if found.chains:
-        blocks += [_chains(some(found.chains)), *drift(name, found)]
-    if spread is not None and found.passed:
-        blocks.append(Paragraph(_in_short(spread, found.text), quiet=True))
+    if verification.chains:
+        blocks += [_chains(some(verification.chains)), *drift(name, verification)]
+    if spread is not None and verification.passed:
+        blocks.append(Paragraph(_in_short(spread, verification.text), quiet=True))
     elif spread is not None:
         blocks.append(Heading("How errors are spread"))
-        blocks += [_by_decades(*each) for each in islice(_spread(spread, found.text), MOST_SPREAD)]
+        blocks += [_by_decades(*each) for each in islice(_spread(spread, verification.text), MOST_SPREAD)]
         if spread.ranks is not None:
             blocks.append(_ranks(spread.ranks))
-    if (kl := found.kl) is not None:
-        said = [("mean", kl.mean), ("99.9 % of positions are below", kl.late), ("largest", kl.most)]
-        rows = [(what, number(value)) for what, value in said]
+    if (kl := verification.kl) is not None:
+        cells = [("mean", kl.mean), ("99.9 % of positions are below", kl.late), ("largest", kl.most)]
+        rows = [(what, number(value)) for what, value in cells]
         blocks.append(table("KL divergence from the reference, nats", ("Over all positions", "KL"), (1,), rows))
-    if found.text is not None:
-        blocks.append(_text(found.text))
-    if found.sensitivity:
-        worst = sorted(found.sensitivity.items(), key=lambda item: -as_size(item[1]))
+    if verification.text is not None:
+        blocks.append(_text(verification.text))
+    if verification.sensitivity:
+        worst = sorted(verification.sensitivity.items(), key=lambda item: -as_size(item[1]))
         blocks.append(_sensitivity(name, some(worst)))
     return blocks
 
@@ -152,10 +152,10 @@ def _in_short(spread: Spread, text: Text | None) -> str:
         for what, unit, edges, counts in islice(_spread(spread, text), MOST_SPREAD)
         if any(counts)
     ]
-    said = f"The largest errors: {', '.join(largest) or 'none'}."
+    sentence = f"The largest errors: {', '.join(largest) or 'none'}."
     if (ranks := spread.ranks) is not None and "1" in ranks.within:
-        said += f" The best token is the same at {share(ranks.within['1'] / ranks.positions)} of positions."
-    return said
+        sentence += f" The best token is the same at {share(ranks.within['1'] / ranks.positions)} of positions."
+    return sentence
 
 
 def _labels(edges: Edges) -> list[str]:
@@ -209,11 +209,11 @@ def _text(text: Text) -> Pairs:
     )
 
 
-def _sensitivity(name: str, found: Sequence[tuple[str, float | None]]) -> Figure:
-    bars = [Bar(layer, kl if kl is not None else 0.0, number(kl)) for layer, kl in found]
-    seen = f"{found[0][0]} suffers most: {number(found[0][1])} nats."
+def _sensitivity(name: str, shares: Sequence[tuple[str, float | None]]) -> Figure:
+    bars = [Bar(layer, kl if kl is not None else 0.0, number(kl)) for layer, kl in shares]
+    seen = f"{shares[0][0]} suffers most: {number(shares[0][1])} nats."
     return Figure(
         "What quantising each layer alone costs",
         named_bars(f"{name}-sensitivity", "KL divergence that each layer causes alone", seen, bars),
-        table("KL divergence by layer", ("Layer", "KL mean, nats"), (1,), [(n, number(kl)) for n, kl in found]),
+        table("KL divergence by layer", ("Layer", "KL mean, nats"), (1,), [(n, number(kl)) for n, kl in shares]),
     )

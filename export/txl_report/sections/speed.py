@@ -35,7 +35,7 @@ def speed_section(name: str, found: Measurement | Missing, file: str = "") -> Se
         blocks += [Paragraph(f"Caution: {each}") for each in _cautions(found)]
         blocks += [_work(index, rows) for index, rows in enumerate(some(found.works))]
         if once := list(_once(found)):
-            blocks += [Heading("Measured once"), Pairs([(titled(what), said) for what, said in once])]
+            blocks += [Heading("Measured once"), Pairs([(titled(what), value) for what, value in once])]
         if found.left_out:
             blocks += [Heading("Left out"), Pairs(list(found.left_out.items()))]
     return Section("speed", "Speed", "The bundle and its competitors did the same work in turns.", blocks)
@@ -51,56 +51,56 @@ def rate(row: Row) -> str:
     return NONE if row.per_second is None else whole(round(row.per_second))
 
 
-def _machine(found: Machine) -> Iterator[tuple[str, str]]:
-    yield "Processor", f"{found.cpu}, {found.cores} cores"
-    yield "System", found.system
-    yield "Versions", ", ".join(f"{name} {version}" for name, version in found.versions.items())
-    speed = "" if found.read_gb_per_second is None else f"{found.read_gb_per_second:.3g} GB/s "
-    yield "Memory reads", f"{speed}({found.read_method})" if speed else found.read_method
+def _machine(machine: Machine) -> Iterator[tuple[str, str]]:
+    yield "Processor", f"{machine.cpu}, {machine.cores} cores"
+    yield "System", machine.system
+    yield "Versions", ", ".join(f"{name} {version}" for name, version in machine.versions.items())
+    speed = "" if machine.read_gb_per_second is None else f"{machine.read_gb_per_second:.3g} GB/s "
+    yield "Memory reads", f"{speed}({machine.read_method})" if speed else machine.read_method
 
 
-def _conditions(found: Conditions) -> Iterator[tuple[str, str]]:
-    yield "Threads", str(found.threads)
-    yield "Sequences", str(found.batch_size)
-    if found.memory_length is not None and found.memory_rows:
-        yield "Memory", f"full: {min(found.memory_rows)} of {found.memory_length} rows"
-    turns = f"{found.rounds} rounds of {found.slice_seconds:.2g} s each, in turns"
-    yield "Timing", f"{turns}, {found.warm_up_calls} calls to warm up"
-    if read := found.tokens or found.inputs:
+def _conditions(conditions: Conditions) -> Iterator[tuple[str, str]]:
+    yield "Threads", str(conditions.threads)
+    yield "Sequences", str(conditions.batch_size)
+    if conditions.memory_length is not None and conditions.memory_rows:
+        yield "Memory", f"full: {min(conditions.memory_rows)} of {conditions.memory_length} rows"
+    turns = f"{conditions.rounds} rounds of {conditions.slice_seconds:.2g} s each, in turns"
+    yield "Timing", f"{turns}, {conditions.warm_up_calls} calls to warm up"
+    if read := conditions.tokens or conditions.inputs:
         yield "Inputs", read
 
 
-def _cautions(found: Measurement) -> Iterator[str]:
-    if found.busy is not None:
-        used = f"Other processes used up to {found.busy:.0%} of the machine during a slice"
+def _cautions(measurement: Measurement) -> Iterator[str]:
+    if measurement.busy is not None:
+        used = f"Other processes used up to {measurement.busy:.0%} of the machine during a slice"
         yield f"{used}; measure again when it is idle."
-    if found.restless:
-        yield f"Thread pools of others were still spinning when {', '.join(found.restless)} began a slice."
+    if measurement.restless:
+        yield f"Thread pools of others were still spinning when {', '.join(measurement.restless)} began a slice."
 
 
-def _once(found: Measurement) -> Iterator[tuple[str, str]]:
+def _once(measurement: Measurement) -> Iterator[tuple[str, str]]:
     """Yield the figures that were measured only once, and the agreement of competitors with the bundle."""
-    if (python := found.overhead) is not None:
+    if (python := measurement.overhead) is not None:
         yield (
             f"{python.what} per step",
             f"{python.in_step:.1f} µs of {python.step:.0f}, {python.without_engine:.1f} with an engine that does "
             "nothing",
         )
-    for floor in (each for each in found.device_floors if each.us is not None):
+    for floor in (each for each in measurement.device_floors if each.us is not None):
         yield "floor of a step, computed", f"{floor.us:.3g} µs for {floor.bytes / 1e6:.1f} MB ({floor.by})"
-    if (load := found.load) is not None:
+    if (load := measurement.load) is not None:
         yield (
             "from loading to the first result",
             f"{load.total:.2f} s, files cached ({load.without_hashes:.2f} without hashes, {load.process:.2f} from "
             "starting Python)",
         )
-    if (memory := found.memory) is not None and memory.peak is not None and memory.settled is not None:
+    if (memory := measurement.memory) is not None and memory.peak is not None and memory.settled is not None:
         yield (
             "peak memory",
             f"{memory.peak / 1e6:.1f} MB, {memory.settled / 1e6:.1f} MB after loading; weights "
             f"{memory.weights / 1e6:.1f} MB, state {memory.state / 1e6:.1f} MB",
         )
-    for name, agreed in found.agreement.items():
+    for name, agreed in measurement.agreement.items():
         reached = ", ".join(f"{what} {value:.3g}" for what, value in agreed.reached.items())
         yield f"{name} agrees", f"{reached}, {agreed.segments} segments ({agreed.measure} limit {agreed.limit:g})"
 
@@ -170,15 +170,15 @@ ENGINE_COLUMNS = (
 )
 
 
-def _engine(found: Engine) -> tuple[str, ...]:
-    file, engine = found
-    made = engine.identity
+def _engine(facts: Engine) -> tuple[str, ...]:
+    file, engine = facts
+    identity = engine.identity
     return (
         file,
-        f"{made.program}, {made.update}, {made.precision}",
+        f"{identity.program}, {identity.update}, {identity.precision}",
         size(engine.bytes),
-        f"{made.flavour} {made.version}, {number(engine.seconds)} s",
-        built_for(made.compute_capabilities, made.device, made.platform),
+        f"{identity.flavour} {identity.version}, {number(engine.seconds)} s",
+        built_for(identity.compute_capabilities, identity.device, identity.platform),
         whole(engine.kernels),
         NONE if engine.kernels is None else f"{engine.fused_attention} of {engine.attention_layers}",
         f"{engine.in_place} updated, {engine.read_in_place} read, {engine.copying} copied",

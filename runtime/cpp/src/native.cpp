@@ -197,7 +197,7 @@ Config::Config(const Json &family, std::int64_t memory_length) {
     shape.clusters = std::int32_t(edges.size() - 1);
 }
 
-// Hold the tables, by which arrays are made, against the config, by which the step reads and writes them.
+// Compare the tables, which size the arrays, with the config, which the step uses to read and write them.
 void check_tables(const Model &model, const Config &config) {
     const auto &m = model.manifest;
     const auto &s = config.shape;

@@ -38,7 +38,7 @@ void *symbol_of(void *library, const char *name);
 // A compiled step is opened on Unix alone: platform_name returns "" where none is.
 std::string platform_name();  // e.g. Linux-x86_64, as Python has it
 bool has_dot_products();      // of a 64-bit Arm
-std::int32_t cores();         // physical ones that this process may run on; all processors where that is unknown
+std::int32_t cores();         // number of physical cores for this process; of all processors if that is unknown
 // Open code whose hash was checked and that was read from `path`; return null if it cannot be.
 void *open_code(const std::string &path, const std::string &code, std::string &why);
 

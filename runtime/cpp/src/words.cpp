@@ -110,7 +110,7 @@ std::string whole_characters(std::string_view bytes, bool end, std::size_t &used
     for (used = 0; used < bytes.size();) {
         const auto first = static_cast<unsigned char>(bytes[used]);
         const auto length = length_by(first);
-        // The second byte's range keeps out longer forms than needed, surrogates, and what is above U+10FFFF.
+        // The second byte's range excludes overlong forms, surrogates and codes above U+10FFFF.
         unsigned low = first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80;
         unsigned high = first == 0xed ? 0x9f : first == 0xf4 ? 0x8f : 0xbf;
         std::size_t there = 1;

@@ -45,7 +45,7 @@ std::string calls(const txl::Model &model, unsigned seed, int rounds) {
         stream.feed(tokens);
         const auto drawn = stream.draw(sampler);
         note(drawn.data(), drawn.size() * sizeof(std::int32_t));
-        // One sequence goes to another place, and another begins anew.
+        // One sequence moves to a different place, and a second one is reset.
         const auto from = static_cast<std::int32_t>(random() % static_cast<unsigned>(b));
         const auto to = static_cast<std::int32_t>(random() % static_cast<unsigned>(b));
         const auto taken = stream.save(from);

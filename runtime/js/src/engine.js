@@ -43,7 +43,7 @@ export class Engine {
     if (this.inPlace && backend === "webgpu") throw new BackendError("backend is webgpu, expected cpu with onnxruntime-node; give load the module onnxruntime-web/webgpu in a page");
     this.description = `ONNX Runtime ${this.version} (${this.inPlace ? "onnxruntime-node" : `onnxruntime-web, ${backend === "cpu" ? "wasm" : backend}`})`;
     this.options = {
-      executionProviders: this.inPlace ? ["cpu"] : [backend === "cpu" ? "wasm" : backend], // wasm behind WebGPU would take its place in silence
+      executionProviders: this.inPlace ? ["cpu"] : [backend === "cpu" ? "wasm" : backend], // one alone: wasm, listed after WebGPU, would silently replace it
       ...(threads === undefined ? {} : { intraOpNumThreads: threads }),
       interOpNumThreads: 1,
       logSeverityLevel: /** @type {const} */ (3),
@@ -62,7 +62,7 @@ export class Engine {
       if (/** @type {string} */ (spec.dtype) === "bfloat16") throw new UnsupportedError(`${where}: ${spec.name} is bfloat16, which JavaScript has no array for, expected another type; export another precision`);
     }
     if (this.#sessions.has(program.file)) return;
-    const enableCpuMemArena = program.kind === "hidden" || program.kind === "step"; // of the others it would keep rows of the whole vocabulary
+    const enableCpuMemArena = program.kind === "hidden" || program.kind === "step"; // only for layers: for the softmax it would keep rows of the whole vocabulary
     try {
       const session = await this.ort.InferenceSession.create(await read(), { ...this.options, enableCpuMemArena, externalData: [weights] });
       const [there, listed] = [[session.inputNames, session.outputNames], [program.inputs, program.outputs].map((side) => side.map((spec) => spec.name))].map(String);

@@ -1,5 +1,5 @@
 // @ts-check
-/** Checks of what callers give a stream, before anything is computed, and the cutting of positions into segments. */
+/** Checks a stream's arguments before anything is computed, and cuts positions into segments. */
 
 import { NdArray, alike, asArray, clearBlock, count, isInteger } from "./arrays.js";
 import { UsageError, few, isWhole, listed, shown } from "./errors.js";
@@ -34,7 +34,7 @@ export function checkListed(given, vocabSize, what) {
 }
 
 /**
- * Zero what does not count: behind each sequence's count + ahead positions, and all of an idle sequence.
+ * Set positions that do not count to 0: those after count + ahead of each sequence, and all of an idle one.
  * @param {Axes} axes
  * @param {NdArray} array of as many sequences as there are counts; it is changed
  * @param {Int32Array} counts

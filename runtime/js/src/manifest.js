@@ -61,7 +61,7 @@ export class Manifest {
     this.inputs = /** @type {Input[]} */ (document.inputs.map((/** @type {Input} */ row) => ({ ...row, axes: new Axes(row.shape, row.lookahead) })));
     this.outputs = /** @type {Output[]} */ (document.outputs.map((/** @type {Output} */ row) => ({ ...row, axes: new Axes(row.shape) })));
     this.states = /** @type {State[]} */ (document.states);
-    this.programs = /** @type {Program[]} */ (document.programs).filter((program) => program.kind !== "attention"); // of 0.8; nothing runs it
+    this.programs = /** @type {Program[]} */ (document.programs).filter((program) => program.kind !== "attention"); // programs of bundles of 0.8, which nothing runs
     this.counters = /** @type {Record<string, Counting>} */ (document.counters);
     this.lockstep = document.streams === "lockstep";
     this.joint = /** @type {boolean} */ (document.joint);

@@ -76,7 +76,7 @@ export function pickTensors(bytes, names) {
 
 /** Return the bytes of a file. @param {Record<string, string>} facts @param {Map<string, NdArray>} tensors */
 export function writeTensors(facts, tensors) {
-  const ordered = [...tensors].sort(([, one], [, two]) => WIDTHS[two.dtype] - WIDTHS[one.dtype]); // so that all are aligned
+  const ordered = [...tensors].sort(([, one], [, two]) => WIDTHS[two.dtype] - WIDTHS[one.dtype]); // the largest types first, so that all are aligned
   const header = /** @type {Record<string, unknown>} */ ({ __metadata__: facts });
   let end = 0;
   for (const [name, { dtype, shape, data }] of ordered) header[name] = { dtype: NAMES[dtype], shape, data_offsets: [end, (end += data.byteLength)] };

@@ -105,7 +105,7 @@ function partOf(array, axis, row) {
   return found.view(size.filter((_, side) => side !== axis));
 }
 
-/** Collects pairs of one tensor, and tells its largest relative difference. */
+/** Collects pairs of values of one tensor, and returns the largest relative difference. */
 class Compared {
   /** @type {number[]} */
   found = [];

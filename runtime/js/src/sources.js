@@ -33,7 +33,7 @@ function ofUrl(url) {
   if (!base.pathname.endsWith("/")) base.pathname += "/";
   const where = (/** @type {string} */ name) => {
     const found = new URL(name.split("/").map(encodeURIComponent).join("/"), base);
-    found.search = base.search; // such as ?v=2, which asks for no older copy
+    found.search = base.search; // keep a query such as ?v=2, which avoids an older copy in a cache
     return found.href;
   };
   return {
@@ -56,7 +56,7 @@ function ofUrl(url) {
           if (!value) break;
           parts.push(/** @type {Uint8Array<ArrayBuffer>} */ (value));
           size += value.length;
-          if (size > most) await reader.cancel(); // longer than the manifest says
+          if (size > most) await reader.cancel(); // the answer is longer than the manifest says
         }
       } catch (error) {
         throw new BundleError(`${where(name)}: ended after ${size} bytes (${oneLine(error)}), expected all of it; load the bundle again`);

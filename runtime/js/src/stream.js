@@ -47,7 +47,7 @@ export class Stream {
   #b;
   #most;
   #isBusy = false;
-  #changes = 0; // of the state by others than segments: a running `generate` refuses to go on after one
+  #changes = 0; // number of changes to the state besides segments; a running `generate` refuses to continue after one
 
   /** @param {Model} model @param {number} b @param {number} most memory rows that a sequence keeps */
   constructor(model, b, most) {

@@ -133,7 +133,7 @@ export function readVocabulary(bytes, vocabSize, where) {
   return new Words(found);
 }
 
-/** Text of tokens that come one by one; what may begin a stop text, or a character that is not complete, is held back. */
+/** Decodes tokens that come one by one; holds back an incomplete character, and text that may begin a stop text. */
 export class TextStream {
   #decoder = new TextDecoder("utf-8", { ignoreBOM: true });
   #held = "";
@@ -161,7 +161,7 @@ export class TextStream {
     if (found.length) {
       this.stopped = true;
       this.#held = "";
-      return held.slice(0, found.sort(([end, start], [other, first]) => end - other || start - first)[0][1]); // the first that is complete; of these the longest
+      return held.slice(0, found.sort(([end, start], [other, first]) => end - other || start - first)[0][1]); // the stop text that is complete first; of several at one place, the longest
     }
     const keep = last ? 0 : Math.max(0, ...this.stops.map((stop) => {
       let size = Math.min(stop.length - 1, held.length);

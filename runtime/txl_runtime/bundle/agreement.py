@@ -52,9 +52,9 @@ def contradictions(tables: Tables, used: Sequence[str], files: Collection[str]) 
             yield f"file name {path!r} leaves the bundle, or is one that not every system can have"
         if alike[path.casefold()] > 1:
             yield f"file name {path!r} is there twice but for upper and lower case, expected it once"
-    found = [*_rules(tables), *_interface(tables)]
-    yield from found
-    if not found:  # the next checks assume that the tables so far are sound
+    problems = [*_rules(tables), *_interface(tables)]
+    yield from problems
+    if not problems:  # the next checks assume that the tables so far are sound
         for state in tables.states:
             yield from _state(tables, state)
         yield from chain(_memory(tables), _programs(tables), differences(tables))
@@ -260,16 +260,16 @@ def _segment_program(m: Tables, program: Program, states: Sequence[StateTensor],
             yield f"program {program.name} is 'hidden', but no output says how wide its rows are"
             return
         returned = [TensorSpec(name="hidden", dtype="float32", shape=(m.batch_size, length, width))]
-    taken = {spec.name: spec for spec in program.inputs}
-    carried = [state for state in states if state.input in taken]
-    missing = [state for state in states if state.input not in taken]
-    fits = all(_takes(taken[state.input], state) for state in carried)
+    inputs = {spec.name: spec for spec in program.inputs}
+    carried = [state for state in states if state.input in inputs]
+    missing = [state for state in states if state.input not in inputs]
+    fits = all(_takes(inputs[state.input], state) for state in carried)
     may_lack = all(state.absent or (state.rows is not None and state.rows[0] == 0) for state in missing)
-    if [*program.inputs] != [*read, *(taken[state.input] for state in carried)] or not fits or not may_lack:
+    if [*program.inputs] != [*read, *(inputs[state.input] for state in carried)] or not fits or not may_lack:
         yield f"the inputs of program {program.name} do not fit the state table"
-    given = {spec.name: spec for spec in program.outputs}
-    whole = all(state.output in given and _takes(given[state.output], state) for state in states)
-    if not whole or [*program.outputs] != [*returned, *(given[state.output] for state in states)]:
+    outputs = {spec.name: spec for spec in program.outputs}
+    whole = all(state.output in outputs and _takes(outputs[state.output], state) for state in states)
+    if not whole or [*program.outputs] != [*returned, *(outputs[state.output] for state in states)]:
         yield f"the outputs of program {program.name} do not fit the state table"
 
 
@@ -288,16 +288,16 @@ def _takes(spec: TensorSpec, state: StateTensor) -> bool:
 
 def _softmax(output: Output | None) -> dict[str, tuple[tuple[TensorSpec, ...], ...]]:
     """Return (inputs, outputs) of "head" and of each "tail.<c>"; the head ends with a column per further cluster."""
-    found: dict[str, tuple[tuple[TensorSpec, ...], ...]] = {}
+    signatures: dict[str, tuple[tuple[TensorSpec, ...], ...]] = {}
     for cluster, (first, last) in enumerate(() if output is None else output.clusters):
         assert output is not None
         assert output.width is not None
         columns = last - first + (0 if cluster else len(output.clusters) - 1)
-        found[f"tail.{cluster}" if cluster else "head"] = (
+        signatures[f"tail.{cluster}" if cluster else "head"] = (
             (TensorSpec(name="hidden", dtype="float32", shape=("rows", output.width)),),
             (TensorSpec(name="logprobs", dtype="float32", shape=("rows", columns)),),
         )
-    return found
+    return signatures
 
 
 def _is_softmax(kind: str) -> bool:

@@ -93,7 +93,10 @@ class Axes:
         return np.moveaxis(whole, first + (self.batch is None or first < self.batch), 1)
 
     def from_rows(self, rows: Array) -> Array:
-        """Return a view of [b, T, ...] in the tensor's order of axes; of position 0 if the tensor has no positions."""
+        """Return a view of [b, T, ...] in the tensor's order of axes; of position 0 if the tensor has no positions.
+
+        For example, axes ["L", "B", 8] turn rows [2, 5, 8] into [5, 2, 8].
+        """
         if not self.positions:
             return np.moveaxis(rows[:, 0], 0, self.batch or 0)
         return np.moveaxis(rows, (0, 1), (self.batch or 0, self.positions[0]))

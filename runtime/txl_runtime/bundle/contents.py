@@ -30,6 +30,8 @@ def decode_vectors(data: bytes, source: str) -> dict[str, NDArray[Any]]:
     """Return arrays by name, e.g. {"length": [steps]}, from a safetensors file, or an .npz file as in bundle format
     2.0.
 
+    With three steps, "length" is e.g. [4, 4, 1].
+
     Args:
         source: the file's path; it is read as .npz if it ends so.
 
@@ -40,8 +42,8 @@ def decode_vectors(data: bytes, source: str) -> dict[str, NDArray[Any]]:
     try:
         return _unpacked(data) if source.endswith(".npz") else read_whole(io.BytesIO(data), *(len(data),) * 2)[1]
     except Exception as error:  # numpy, zipfile and zlib each raise errors of their own
-        said = one_line(error) or type(error).__name__
-        raise BundleError(f"{source}: {said}; expected stored vectors; export the model again") from None
+        reason = one_line(error) or type(error).__name__
+        raise BundleError(f"{source}: {reason}; expected stored vectors; export the model again") from None
 
 
 def _unpacked(data: bytes) -> dict[str, NDArray[Any]]:
@@ -80,14 +82,16 @@ def decode_report(data: bytes, source: str) -> dict[str, Any]:
         BundleError: the bytes are not JSON.
     """
     try:
-        found = msgspec.json.decode(data)
+        report = msgspec.json.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BundleError(f"{source}: {one_line(error)}; expected a report; export the model again") from None
-    return found if isinstance(found, dict) else {}
+    return report if isinstance(report, dict) else {}
 
 
 def read_tensors(path: Path, names: Sequence[str]) -> dict[str, NDArray[Any]]:
     """Return tensors of a safetensors file by name, e.g. {"embedding": [V, D]}.
+
+    For example, `read_tensors(path, ["embedding"])["embedding"]` is [256, 32].
 
     Raises:
         BundleError: the file is not safetensors, lacks a name, or NumPy lacks the type of a tensor (bfloat16).

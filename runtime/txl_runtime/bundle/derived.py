@@ -34,11 +34,11 @@ def says_nothing(tables: Tables) -> bool:
 def differences(tables: Tables) -> Iterator[str]:
     """Yield one sentence for each derived field that differs from the rules; nothing if no derived field is set."""
     for side, rows in ({} if says_nothing(tables) else _implied(tables)).items():
-        for found, expected in zip(getattr(tables, side), rows, strict=True):
+        for stored, expected in zip(getattr(tables, side), rows, strict=True):
             for name in DERIVED[side]:
-                if getattr(found, name) != getattr(expected, name):
-                    said, implied = (_shown(getattr(row, name)) for row in (found, expected))
-                    yield f"{side[:-1]} {found.name} says {name} {said}, expected {implied} as the other fields imply"
+                if getattr(stored, name) != getattr(expected, name):
+                    value, implied = (_shown(getattr(row, name)) for row in (stored, expected))
+                    yield f"{side[:-1]} {stored.name} says {name} {value}, expected {implied} as the other fields imply"
 
 
 def _shown(value: Any) -> str:

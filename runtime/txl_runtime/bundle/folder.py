@@ -70,8 +70,8 @@ class Folder:
         return True
 
 
-def _identity(found: os.stat_result) -> Identity:
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+def _identity(status: os.stat_result) -> Identity:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def undisturbed(path: Path, make: Callable[[Folder], Made]) -> Made:
@@ -86,13 +86,13 @@ def undisturbed(path: Path, make: Callable[[Folder], Made]) -> Made:
     except OSError as error:
         raise BundleError(f"{path}: {error.strerror}, expected a bundle (a folder); look at its path") from None
     try:
-        made = make(folder)
+        result = make(folder)
     except TxlError:
         if not folder.replaced:
             raise
     else:
         if not folder.replaced:
-            return made
+            return result
     raise BundleError(
         f"{path}: was replaced or removed while it was being loaded, expected it to stay for as long as a load takes; "
         "load it again"
@@ -112,7 +112,7 @@ def stepped_aside(path: Path) -> str:
     After an interrupt in between, the old bundle still exists under its hidden name.
     """
     try:
-        found = sorted(name for name in os.listdir(path.parent) if name.startswith(f".{path.name}{ASIDE}"))  # noqa: PTH208
+        names = sorted(name for name in os.listdir(path.parent) if name.startswith(f".{path.name}{ASIDE}"))  # noqa: PTH208
     except OSError:
         return ""
-    return f"; {found[0]} beside it is what stood there before its replacement began: rename it back" if found else ""
+    return f"; {names[0]} beside it is what stood there before its replacement began: rename it back" if names else ""

@@ -207,8 +207,8 @@ def decode_manifest(data: bytes, source: str) -> Manifest:
     except BundleError as error:
         raise BundleError(f"{source}: {error}") from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        said = str(error)[:MOST_SAID]
-        raise BundleError(f"{source}: {said}; expected the manifest of a bundle; export the model again") from None
+        reason = str(error)[:MOST_SAID]
+        raise BundleError(f"{source}: {reason}; expected the manifest of a bundle; export the model again") from None
     except RecursionError:
         raise BundleError(f"{source}: nested too deeply for a manifest; export the model again") from None
     return manifest

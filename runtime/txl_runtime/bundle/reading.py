@@ -108,17 +108,21 @@ class Bundle:
     def weights(self, *names: str) -> dict[str, NDArray[Any]]:
         """Return tensors of the weight file by name, e.g. {"embedding": [V, D]}.
 
+        For example, `bundle.weights("embedding")["embedding"]` is [256, 32].
+
         Raises:
             BundleError: the file is not safetensors, lacks a name, or was replaced since the bundle was opened.
         """
         name = self.manifest.weights
-        found = read_tensors(self.file(name), names)
+        tensors = read_tensors(self.file(name), names)
         if not self.folder.holds(name):
             raise self._refused(name, "", False)
-        return found
+        return tensors
 
     def selftest(self) -> dict[str, NDArray[Any]]:
         """Return the stored vectors as arrays by name, e.g. {"length": [steps]}; the module `selftest` describes them.
+
+        With three steps, "length" is e.g. [4, 4, 1].
 
         Raises:
             BundleError: the bundle has no vectors, or they cannot be read.
@@ -160,10 +164,10 @@ class Bundle:
 
     def _refused(self, name: str, found: str, same: bool = True) -> BundleError:
         advice = "build it with `txl-deploy build`" if name.startswith(ENGINES) else "export the model"
-        said = f"{found}; {advice} again, or copy the bundle again"
+        message = f"{found}; {advice} again, or copy the bundle again"
         if not same:
-            said = "is not the file that the bundle was opened with, expected the same; load the bundle again"
-        return BundleError(f"{self.file(name)}: {said}")
+            message = "is not the file that the bundle was opened with, expected the same; load the bundle again"
+        return BundleError(f"{self.file(name)}: {message}")
 
 
 def open_bundle(path: str | Path, verify_files: bool = True) -> Bundle:

@@ -268,8 +268,8 @@ class Program(Struct, frozen=True, kw_only=True):
 
     def note(self) -> str:
         """Return the row as JSON, for the graph's metadata; without `opset`, which the graph itself contains."""
-        said = {name: getattr(self, name) for name in self.__struct_fields__ if name != "opset"}
-        return msgspec.json.encode(said).decode()
+        fields = {name: getattr(self, name) for name in self.__struct_fields__ if name != "opset"}
+        return msgspec.json.encode(fields).decode()
 
 
 class FileRecord(Struct, frozen=True, kw_only=True):
@@ -305,8 +305,8 @@ class Tables:
     @property
     def updates(self) -> tuple[str, ...]:
         """The update rules for which the bundle has programs, the fastest first."""
-        found = {program.update for program in self.programs}
-        return tuple(rule for rule in UPDATE_RULES if rule in found)
+        updates = {program.update for program in self.programs}
+        return tuple(rule for rule in UPDATE_RULES if rule in updates)
 
     def states_of(self, update: str) -> tuple[StateTensor, ...]:
         """Return the states that programs of one update rule carry: its memory rows and all "replace" tensors."""

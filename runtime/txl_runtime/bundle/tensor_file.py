@@ -30,6 +30,8 @@ def read_whole(file: io.BufferedReader | io.BytesIO, size: int, most: int) -> tu
     """Return the metadata of an open file, and copies of its tensors; it has `size` bytes, and its header at most
     `most`.
 
+    For example, ({"format": "pt"}, {"h": [1, 8]}).
+
     Raises:
         ValueError, MsgspecError, RecursionError: the file is of a different kind, or damaged.
     """

@@ -25,10 +25,13 @@ class Vocabulary(Protocol):
         """Return the number of ids that have a text."""
 
     def encode(self, text: bytes | str) -> NDArray[np.int32]:
-        """Return the token ids, int32 [T], of a text; a str stands for its UTF-8."""
+        """Return the token ids, int32 [T], of a text; a str stands for its UTF-8.
+
+        A vocabulary of bytes makes [97, 98] of "ab".
+        """
 
     def decode(self, tokens: ArrayLike) -> bytes:
-        """Return the text of one token id or of several, as bytes."""
+        """Return the text of one token id or of several, as bytes. A vocabulary of bytes makes b"ab" of [97, 98]."""
 
 
 class Bytes(Struct, frozen=True, tag_field="kind", tag="bytes"):
@@ -134,13 +137,13 @@ class Words(Struct, frozen=True, dict=True, tag_field="kind", tag="words", kw_on
         return list(line) if self.delimiter == "" else line.split(self.delimiter) if line else []
 
     def _id(self, word: str) -> int:
-        found = self._ids.get(word, self.unknown)
-        if found is None:
+        index = self._ids.get(word, self.unknown)
+        if index is None:
             raise UsageError(
                 f"{word[:100]!r} is not among the {len(self.symbols)} words of the vocabulary, which has no unknown "
                 "one; give a text of its words, or token ids"
             )
-        return found
+        return index
 
 
 def split_lines(text: str) -> list[str]:
@@ -160,14 +163,14 @@ def _as_bytes(text: bytes | str) -> bytes:
 
 def _ids(tokens: ArrayLike, many: int) -> NDArray[np.int64]:
     try:
-        found = np.atleast_1d(np.asarray(tokens))
+        ids = np.atleast_1d(np.asarray(tokens))
     except Exception as error:  # rows of different lengths, or an object whose __array__ raises
         raise UsageError(f"tokens to decode are no array ({error}), expected ids of 0 … {many - 1}") from None
-    if not np.issubdtype(found.dtype, np.integer) or found.size >= 2**31:
-        raise UsageError(f"tokens to decode are {found.dtype} {list(found.shape)}, expected ids of 0 … {many - 1}")
-    if (found < 0).any() or (found >= many).any():
-        raise UsageError(f"tokens to decode are {found.ravel()[:8].tolist()}, expected ids of 0 … {many - 1}")
-    return found.astype(np.int64).ravel()
+    if not np.issubdtype(ids.dtype, np.integer) or ids.size >= 2**31:
+        raise UsageError(f"tokens to decode are {ids.dtype} {list(ids.shape)}, expected ids of 0 … {many - 1}")
+    if (ids < 0).any() or (ids >= many).any():
+        raise UsageError(f"tokens to decode are {ids.ravel()[:8].tolist()}, expected ids of 0 … {many - 1}")
+    return ids.astype(np.int64).ravel()
 
 
 def decode_vocabulary(data: bytes, vocab_size: int, source: str) -> Vocabulary:
@@ -177,19 +180,19 @@ def decode_vocabulary(data: bytes, vocab_size: int, source: str) -> Vocabulary:
         BundleError: the text is no vocabulary, or the vocabulary's size does not fit `vocab_size`.
     """
     try:
-        found: Bytes | Words = msgspec.json.decode(data, type=Bytes | Words)
+        vocabulary: Bytes | Words = msgspec.json.decode(data, type=Bytes | Words)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BundleError(
             f"{source}: {one_line(error)}; expected a vocabulary; upgrade txl-deploy or export again"
         ) from None
-    if isinstance(found, Bytes):
+    if isinstance(vocabulary, Bytes):
         if vocab_size != 256:
             raise BundleError(f"{source}: a byte vocabulary has 256 ids, the model has {vocab_size}; leave it out")
-        return found
-    special = [index for index in (found.unknown, found.line_start, found.line_end) if index is not None]
-    if len(found.symbols) > vocab_size or max(special, default=0) >= len(found.symbols):
+        return vocabulary
+    special = [index for index in (vocabulary.unknown, vocabulary.line_start, vocabulary.line_end) if index is not None]
+    if len(vocabulary.symbols) > vocab_size or max(special, default=0) >= len(vocabulary.symbols):
         raise BundleError(
-            f"{source}: {len(found.symbols)} symbols and special ids {special}, "
+            f"{source}: {len(vocabulary.symbols)} symbols and special ids {special}, "
             f"expected at most {vocab_size} symbols and ids among them; export the model again"
         )
-    return found
+    return vocabulary

@@ -65,13 +65,13 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     try:
         with open_plain(path) as (file, facts):
             _, entries, start = decode_header(file, facts.st_size, MOST_BYTES)
-        found: dict[str, StoredTensor] = {}
+        tensors: dict[str, StoredTensor] = {}
         for name, entry in entries.items():
             first, last = entry.data_offsets
             if not first <= last <= facts.st_size - start:
                 raise ValueError(f"{name} lies behind the end of the file")
-            found[name] = StoredTensor(entry.dtype, entry.shape, start + first, last - first)
-        return found
+            tensors[name] = StoredTensor(entry.dtype, entry.shape, start + first, last - first)
+        return tensors
     except (OSError, ValueError, RecursionError, MsgspecError) as error:
         raise BundleError(f"{path}: {one_line(error)}; expected the bundle's weights; export the model again") from None
 
@@ -113,8 +113,8 @@ def in_order(entries: Mapping[str, Entry], widths: Mapping[str, int], room: int)
         if entry.dtype not in widths:
             raise ValueError(f"{brief(name)} is of type {brief(entry.dtype)}, expected {', '.join(widths)}")
         if first != end or last - first != math.prod(entry.shape) * widths[entry.dtype]:
-            found = f"{brief(name)} is {entry.dtype} {brief(str(list(entry.shape)))} at {first} … {last}"
-            raise ValueError(f"{found}, expected it at {end}")
+            place = f"{brief(name)} is {entry.dtype} {brief(str(list(entry.shape)))} at {first} … {last}"
+            raise ValueError(f"{place}, expected it at {end}")
         end = last
     if end != room:
         raise ValueError(f"its tensors end at {end}, its data at {room}")

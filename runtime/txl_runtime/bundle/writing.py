@@ -47,11 +47,11 @@ def plain_place(path: Path) -> Path:
         OSError: the path cannot be looked up.
     """
     try:
-        found = stat.S_IFMT(path.stat().st_mode)
+        file_type = stat.S_IFMT(path.stat().st_mode)
     except FileNotFoundError:  # the file, or the target of a link, does not exist yet
         return Path(os.path.realpath(path))
-    if found != stat.S_IFREG:
-        kind = KINDS.get(found, "a device")
+    if file_type != stat.S_IFREG:
+        kind = KINDS.get(file_type, "a device")
         raise UsageError(f"{path}: found {kind}, expected a plain file or nothing; choose another place")
     return Path(os.path.realpath(path, strict=True))
 
@@ -76,9 +76,9 @@ def write_named(path: Path, data: bytes | memoryview) -> None:
     except OSError as error:  # the error's own text would name the hidden partial file
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise TxlError(f"{path}: cannot be written, the disk is full; make room or choose another place") from None
-        said = error.strerror or type(error).__name__
+        reason = error.strerror or type(error).__name__
         raise TxlError(
-            f"{path}: cannot be written ({said}), expected a folder with room and rights; choose another place"
+            f"{path}: cannot be written ({reason}), expected a folder with room and rights; choose another place"
         ) from None
 
 

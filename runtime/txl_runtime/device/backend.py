@@ -62,14 +62,14 @@ class DeviceBackend(Backend):
         return smaller(manifest, size) if size < manifest.batch_size else manifest
 
     def open_loop(self, manifest: Manifest, initial: Initial) -> Loop:
-        found = self._sizes.get(manifest.batch_size) or self._sizes.get(ANY)
-        if found is None:
+        sizes = self._sizes.get(manifest.batch_size) or self._sizes.get(ANY)
+        if sizes is None:
             raise BackendError(
                 f"backend {self.name} has engines for B {', '.join(map(str, self._sizes))}, expected some for "
                 f"{manifest.batch_size}; build the engines again"
             )
         device, queue, lock = self.device, self.queue, self.lock
-        return DeviceLoop(manifest, device, queue, lock, self.name, found, initial, self.settled)
+        return DeviceLoop(manifest, device, queue, lock, self.name, sizes, initial, self.settled)
 
     def settled(self, program: str) -> None:
         """Called when a program has run twice: its engine has then compiled its kernels, which can be saved."""

@@ -51,7 +51,10 @@ class Part(NamedTuple):
         return self.width * self.rows
 
     def view(self, raw: Raw) -> Array:
-        """Return a view of the wanted shape in the fetched bytes."""
+        """Return a view of the wanted shape in the fetched bytes.
+
+        For example, a float32 part [2, 3] is 24 of the bytes.
+        """
         array = raw[: self.size].view(self.dtype).reshape(self.shape)
         view: Array = array[tuple(slice(size) for size in self.sizes)]
         return view

@@ -135,7 +135,7 @@ class Steps:
         self._made: dict[tuple[DeviceCall, tuple[tuple[str, Part], ...]], Step] = {}
 
     def find(self, call: DeviceCall, parts: Mapping[str, Part], staged: Raw) -> Step:
-        """Return the step of a call that fetches these parts."""
+        """Return the step of a call that fetches these parts. For example, parts {"logprobs": [4, 1, 256]}."""
         key = (call, tuple(parts.items()))
         if key not in self._made:
             bare = self.find(call, {}, staged) if parts else None

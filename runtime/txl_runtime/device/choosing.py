@@ -94,7 +94,9 @@ def choose_device(
 
 
 def _running(opener: Opener, name: str, bundle: Bundle, update: str | None) -> DeviceBackend:
-    """Open and run a backend. If it fails, it is freed here, so that the next finds the device's memory free."""
+    """Open and run a backend. If that fails, release the backend here, so that the next one finds free device
+    memory.
+    """
     with _errors_of(name):
         backend = opener(name, bundle, update)
         run_smallest(backend, bundle)
@@ -109,10 +111,10 @@ def _errors_of(name: str) -> Iterator[None]:
     except TxlError:
         raise
     except Exception as error:
-        said = f"{type(error).__name__}: {one_line(error)}".rstrip(": ")
+        message = f"{type(error).__name__}: {one_line(error)}".rstrip(": ")
         raise BackendError(
-            f"backend {name} could not be opened ({said}), expected its library to load the bundle or to say why not; "
-            "install the library again, or use --backend cpu"
+            f"backend {name} could not be opened ({message}), expected its library to load the bundle or to say why "
+            "not; install the library again, or use --backend cpu"
         ) from error
 
 

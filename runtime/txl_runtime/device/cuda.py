@@ -126,9 +126,9 @@ class Queue:
             for row in range(rows):
                 single[to_kind, from_kind](to + row * to_pitch, source + row * from_pitch, width)
             return
-        given = (0, 0, from_kind, *_places(from_kind, source), None, from_pitch)
-        taken = (0, 0, to_kind, *_places(to_kind, to), None, to_pitch)
-        self._copy_rows(ctypes.byref(Memcpy2D(*given, *taken, width, rows)), self.handle)
+        source_fields = (0, 0, from_kind, *_places(from_kind, source), None, from_pitch)
+        target_fields = (0, 0, to_kind, *_places(to_kind, to), None, to_pitch)
+        self._copy_rows(ctypes.byref(Memcpy2D(*source_fields, *target_fields, width, rows)), self.handle)
 
     def zero(self, to: int, width: int, rows: int = 1, pitch: int = 0) -> None:
         """Set rows of bytes on the device to 0."""
@@ -262,7 +262,10 @@ class Device:
             return Block(self._context, size, self._zeroing)
 
     def staging(self, size: int) -> NDArray[np.uint8]:
-        """Return `size` bytes of zeroed, page-locked host memory, which the device can read and write directly."""
+        """Return `size` bytes of zeroed, page-locked host memory, which the device can read and write directly.
+
+        For example, `staging(4096)` is uint8 [4096].
+        """
         with self.current():
             array: NDArray[np.uint8] = np.asarray(_Pinned(self._context, max(size, 1)))
         array[...] = 0
@@ -299,14 +302,14 @@ def _own(
 
     At the end of the process nothing is destroyed here, because the system frees everything.
     """
-    made = kind()
+    instance = kind()
     try:
         with context.driver.beside_records():
-            getattr(context.driver, create)(ctypes.byref(made), *arguments)
+            getattr(context.driver, create)(ctypes.byref(instance), *arguments)
     finally:
-        if made.value:  # Ctrl-C may arrive after the driver has created the handle: it must be destroyed then, too
-            weakref.finalize(owner, context.quietly, destroy, made.value).atexit = False
-    return made.value or 0
+        if instance.value:  # Ctrl-C may arrive after the driver has created the handle: it must be destroyed then, too
+            weakref.finalize(owner, context.quietly, destroy, instance.value).atexit = False
+    return instance.value or 0
 
 
 def _places(kind: int, address: int) -> tuple[int | None, int]:

@@ -82,9 +82,9 @@ class Context:
 
     def _take_back(self) -> None:
         """If an interrupted call left the context pushed, pop it; that is the case if it is current."""
-        found = ctypes.c_void_p()
-        self.driver.quietly("cuCtxGetCurrent", ctypes.byref(found))
-        if found.value == self._handle:
+        current = ctypes.c_void_p()
+        self.driver.quietly("cuCtxGetCurrent", ctypes.byref(current))
+        if current.value == self._handle:
             self.driver.quietly("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
     def quietly(self, name: str, handle: int) -> None:

@@ -169,14 +169,14 @@ class Driver:
 
     def failure(self, name: str, status: int) -> BackendError:
         """Return the error for a function's status, with CUDA's name and text for the status, and advice."""
-        called, said = self._said("cuGetErrorName", status), self._said("cuGetErrorString", status)
-        told = ", ".join(part for part in (str(status), said) if part)
+        called, description = self._text_of("cuGetErrorName", status), self._text_of("cuGetErrorString", status)
+        details = ", ".join(part for part in (str(status), description) if part)
         return BackendError(
-            f"{name} returned {called or 'a status that CUDA has no name for'} ({told}), expected success; "
+            f"{name} returned {called or 'a status that CUDA has no name for'} ({details}), expected success; "
             f"{ADVICE.get(status, REPORT)}"
         )
 
-    def _said(self, name: str, status: int) -> str:
+    def _text_of(self, name: str, status: int) -> str:
         text = c_char_p()
         failed = self._functions[name](status, ctypes.byref(text))
         return "" if failed or not text.value else text.value.decode(errors="replace")
@@ -236,12 +236,12 @@ def _function(library: Any, name: str) -> Callable[..., int]:
     """
     try:
         if isinstance(library, ctypes.CDLL):
-            found: Callable[..., int] = ctypes.CFUNCTYPE(c_int, *SIGNATURES[name])((name, library))
+            function: Callable[..., int] = ctypes.CFUNCTYPE(c_int, *SIGNATURES[name])((name, library))
         else:
-            found = getattr(library, name)
+            function = getattr(library, name)
     except AttributeError:
         raise BackendError(f"{CUDA_DRIVER} has no {name}, expected a driver of {NEWEST} or newer; update it") from None
-    return found
+    return function
 
 
 @cache

@@ -76,5 +76,5 @@ def check_addresses(executable: Executable, addresses: Mapping[str, int]) -> Non
 
 
 def host_address(array: NDArray[Any]) -> int:
-    """Return the address of an array's data."""
+    """Return the address of an array's data. For example, 140245301862400, as `array.ctypes.data` has it."""
     return int(array.ctypes.data)

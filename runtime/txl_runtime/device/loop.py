@@ -85,9 +85,9 @@ class _Pending(SegmentResult):
 
     def given(self) -> dict[str, Array]:
         """See `SegmentResult`."""
-        found = self._bring(self._route.parts)
+        arrays = self._bring(self._route.parts)
         self._loop.finish()  # wait for the copies that `_bring` put into the queue
-        return found
+        return arrays
 
     def last(self) -> Floats:
         """See `loop.Result`."""
@@ -159,7 +159,7 @@ class DeviceLoop(LoopState):
         self.staging = Staging(device, queue, self._tail)
         self._blocks: dict[Hashable, tuple[Inputs, Results]] = {}
         self._calls: dict[tuple[str, int], DeviceCall] = {}
-        self._steps, self._routes, self._found = Steps(), dict[Hashable, _Route](), dict[Key, _Route]()
+        self._steps, self._routes, self._routes_by_key = Steps(), dict[Hashable, _Route](), dict[Key, _Route]()
         self._settling: str | None = None
         # wait for unfinished work before the loop's memory is freed
         weakref.finalize(self, self._tail.drain).atexit = False
@@ -191,7 +191,7 @@ class DeviceLoop(LoopState):
         side, growing = self.counters.side, self._growing
         shapes = () if growing is None else growing.shapes[side]
         key = want, length, len(counts), side, shapes
-        route = self._found.get(key) or self._find_route(key, inputs)
+        route = self._routes_by_key.get(key) or self._find_route(key, inputs)
         step = route.step or self._find_step(route)
         for name, staged, whole in route.reads:
             if whole is not None:
@@ -220,10 +220,10 @@ class DeviceLoop(LoopState):
         program = self._programs.find(want, length, shapes)
         call = self._tie(program, side)
         host = call.inputs.host
-        given = {name: np.shape(value) for name, value in inputs.items() if name in host}
-        which = program.name, side, b, length, *given
+        input_shapes = {name: np.shape(value) for name, value in inputs.items() if name in host}
+        which = program.name, side, b, length, *input_shapes
         if which not in self._routes:
-            staged = ((name, host[name][tuple(map(slice, shape))], host[name]) for name, shape in given.items())
+            staged = ((name, host[name][tuple(map(slice, shape))], host[name]) for name, shape in input_shapes.items())
             reads = tuple((name, part, None if part.shape == whole.shape else whole) for name, part, whole in staged)
             parts = self._parts(program, call.results, b, length)
             asked, fits = self._wanted(program, parts), self.staging.fits
@@ -232,16 +232,16 @@ class DeviceLoop(LoopState):
                 self.staging.open_buffers(max(late))
             after = () if self._growing is None else self._growing.after(program)
             self._routes[which] = _Route(program.kind, call, after, reads, self._staged(call), parts, asked)
-        self._found[key] = self._routes[which]
-        return self._found[key]
+        self._routes_by_key[key] = self._routes[which]
+        return self._routes_by_key[key]
 
     def _parts(self, program: Program, results: Results, b: int, length: int) -> dict[str, Part]:
         """Return the parts of a program's results for b sequences and `length` positions."""
         if program.kind not in SHORTCUTS:
             return {entry.name: results.part(entry.name, entry.sizes(b, length)) for entry in self.manifest.outputs}
         first, *others = results.addresses
-        found = {first: results.part(first, (b, length)[: SHORTCUTS[program.kind]])}
-        return found | {name: results.part(name, ()) for name in others}
+        parts = {first: results.part(first, (b, length)[: SHORTCUTS[program.kind]])}
+        return parts | {name: results.part(name, ()) for name in others}
 
     def _wanted(self, program: Program, parts: Mapping[str, Part]) -> frozenset[str]:
         """Return the names of the results to fetch together with the first step.

@@ -83,10 +83,10 @@ class OrtExecutable(Executable):
             try:
                 run(binding, options)
             except Exception as error:  # ONNX Runtime has a class of errors for each status code
-                said = one_line(error)
-                if NO_KERNEL in said:
+                reason = one_line(error)
+                if NO_KERNEL in reason:
                     raise BackendError(without_kernels(version)) from None
-                raise BackendError(f"program {program.name} failed in ONNX Runtime: {said}") from None
+                raise BackendError(f"program {program.name} failed in ONNX Runtime: {reason}") from None
 
         return launch
 
@@ -116,7 +116,7 @@ class OrtSessions:
             BundleError: the graph cannot be loaded, or differs from the program's row.
         """
         where = f"{self._bundle.path}: {program.name}"
-        found = check_graph(graph, where, program, self._bundle.manifest, ADVICE)
+        walk = check_graph(graph, where, program, self._bundle.manifest, ADVICE)
         session = self._open(program, graph)
         inputs, outputs = (
             [Binding(str(item.name), _dtype(item.type), tuple(item.shape)) for item in side]
@@ -124,19 +124,19 @@ class OrtSessions:
         )
         check_bindings(where, inputs, outputs, program, ADVICE)
         self._sessions[program.name] = session
-        self._check_places(program.name, session, found.read)
+        self._check_places(program.name, session, walk.read)
         states = self._bundle.manifest.states_of(program.update)
         rings = {state.output: state.input for state in states if state.slots is not None}
         return OrtExecutable(self._ort, session, program, rings, self._place)
 
     def elsewhere(self, provider: str) -> dict[str, list[str]]:
         """Return the nodes that the provider does not run, by program; {} if this ONNX Runtime cannot tell."""
-        found: dict[str, list[str]] = {}
+        nodes: dict[str, list[str]] = {}
         for name, session in self._sessions.items():
             tell = getattr(session, "get_provider_graph_assignment_info", tuple)
             for node in (node for part in tell() if part.ep_name != provider for node in part.get_nodes()):
-                found.setdefault(name, []).append(f"{node.name or '(unnamed)'} ({node.op_type})")
-        return found
+                nodes.setdefault(name, []).append(f"{node.name or '(unnamed)'} ({node.op_type})")
+        return nodes
 
     def _check_places(self, name: str, session: Any, read: frozenset[str]) -> None:
         """Refuse inputs and outputs that are not in the device's memory, except inputs that no node reads."""
@@ -152,23 +152,25 @@ class OrtSessions:
         wrong = [what for what, place in places.items() if str(place).casefold() != self._place]
         if wrong:
             nodes = self.elsewhere(self._wanted).get(name, [])
-            said = f", where its nodes {', '.join(nodes[:3])}{' …' if len(nodes) > 3 else ''} run" if nodes else ""
+            where_they_run = (
+                f", where its nodes {', '.join(nodes[:3])}{' …' if len(nodes) > 3 else ''} run" if nodes else ""
+            )
             raise BackendError(
                 f"{self._bundle.path}: {name}: ONNX Runtime {self.version} {', '.join(wrong)} outside of "
-                f"{self._place}{said}, expected all on the device; {ADVICE}, or use another backend"
+                f"{self._place}{where_they_run}, expected all on the device; {ADVICE}, or use another backend"
             )
 
     def _open(self, program: Program, graph: bytes) -> Any:
         try:
             session = self._session(graph)
         except Exception as error:  # ONNX Runtime has a class of errors for each status code
-            said = one_line(error).replace(str(self._bundle.path), "")
-            if any(word in said.casefold() for word in ("cuda", "cudnn", "cublas")):
-                needed = self._requirements("cudnn" in said.casefold())
-                raise BackendError(f"ONNX Runtime could not start {self._wanted}: {said}; {needed}") from None
+            reason = one_line(error).replace(str(self._bundle.path), "")
+            if any(word in reason.casefold() for word in ("cuda", "cudnn", "cublas")):
+                needed = self._requirements("cudnn" in reason.casefold())
+                raise BackendError(f"ONNX Runtime could not start {self._wanted}: {reason}; {needed}") from None
             wanted = wanted_version(imported_opset(graph)["ai.onnx"], self.version, program.update)
             able = wanted or f"a graph ONNX Runtime can load; {ADVICE}"
-            raise BundleError(f"{self._bundle.path}: {program.name}: {said}; expected {able}") from None
+            raise BundleError(f"{self._bundle.path}: {program.name}: {reason}; expected {able}") from None
         if self._wanted not in session.get_providers():
             raise BackendError(
                 f"ONNX Runtime could not start {self._wanted} and took the CPU instead; {self._requirements()}"
@@ -198,9 +200,10 @@ class OrtSessions:
                 f"pip install nvidia-cudnn-cu{major or 13}"
             )
         version = f"CUDA {major}" if major else "the CUDA it was built for"
-        said = f" ({self._missed})" if self._missed else ""
+        missing = f" ({self._missed})" if self._missed else ""
         return (
-            f"expected a driver that runs {version}, and its libraries{said}; pip install 'onnxruntime-gpu[cuda,cudnn]'"
+            f"expected a driver that runs {version}, and its libraries{missing}; "
+            "pip install 'onnxruntime-gpu[cuda,cudnn]'"
         )
 
 
@@ -226,15 +229,15 @@ def load_onnxruntime(
     sessions: OrtSessions, bundle: Bundle, device: Device, queue: Queue, update: str | None, provider: str
 ) -> DeviceBackend:
     """Load a bundle's graphs as `open_onnxruntime_cuda` does, for a device and sessions that are already open."""
-    found = checked_engines(bundle, "cuda", COMPOSED, update, usable_updates(bundle.manifest.updates))
+    engines = checked_engines(bundle, "cuda", COMPOSED, update, usable_updates(bundle.manifest.updates))
     # the provider changes the thread's current device, which `current` restores
     with device.current(), queue.beside_records():
-        executables = [sessions.executable(engine.program, bundle.read(engine.name)) for engine in found]
-    said = ""
+        executables = [sessions.executable(engine.program, bundle.read(engine.name)) for engine in engines]
+    reason = ""
     if elsewhere := sessions.elsewhere(provider):
         names = [node for nodes in elsewhere.values() for node in nodes]
-        said = f"; {len(names)} nodes run on the CPU: {', '.join(names[:3])}{' …' if len(names) > 3 else ''}"
-    description = f"ONNX Runtime {sessions.version} on {device.title}{said}"
+        reason = f"; {len(names)} nodes run on the CPU: {', '.join(names[:3])}{' …' if len(names) > 3 else ''}"
+    description = f"ONNX Runtime {sessions.version} on {device.title}{reason}"
     return DeviceBackend("cuda", description, device, queue, executables)
 
 
@@ -271,15 +274,15 @@ def preload_libraries(ort: Any) -> str:
     return f"{'; '.join(lines[:2])}; looked {_searched()}" if lines else ""
 
 
-def _preloaded(ort: Any, folder: str, said: list[str], **which: bool) -> list[str]:
-    """Let ONNX Runtime load libraries from a folder; return `said` and the messages of libraries that failed."""
+def _preloaded(ort: Any, folder: str, messages: list[str], **which: bool) -> list[str]:
+    """Let ONNX Runtime load libraries from a folder; return `messages` and the messages of libraries that failed."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         try:
             ort.preload_dlls(directory=folder or None, **which)
         except Exception as error:  # not fatal: starting the provider shows whether a library is missing
-            said.append(f"Failed: {one_line(error)}")
-    return said + [line.strip() for line in printed.getvalue().splitlines() if line.startswith("Failed")]
+            messages.append(f"Failed: {one_line(error)}")
+    return messages + [line.strip() for line in printed.getvalue().splitlines() if line.startswith("Failed")]
 
 
 def _can_load(library: str) -> bool:
@@ -291,19 +294,19 @@ def _can_load(library: str) -> bool:
 
 
 def _searched() -> str:
-    found = ", ".join(folder for folders in pip_folders() for folder in folders)
-    found = found or f"no nvidia/*/{LIBRARIES[0]} is in any folder of sys.path"
-    return f"beside onnxruntime, where the system looks, and in: {found}"
+    folders_text = ", ".join(folder for folders in pip_folders() for folder in folders)
+    folders_text = folders_text or f"no nvidia/*/{LIBRARIES[0]} is in any folder of sys.path"
+    return f"beside onnxruntime, where the system looks, and in: {folders_text}"
 
 
 def pip_folders() -> list[list[str]]:
     """Return the library folders of NVIDIA's packages for CUDA 12 and 13, one list for each entry of sys.path."""
-    found = (
+    places = (
         [folder for name in LIBRARIES for folder in sorted(Path(place).absolute().glob(f"nvidia/*/{name}"))]
         for place in dict.fromkeys(sys.path)
         if Path(place).absolute() != Path.cwd()  # the current folder may be a stranger's bundle
     )
-    return [[str(folder) for folder in folders if folder.is_dir()] for folders in found if folders]
+    return [[str(folder) for folder in folders if folder.is_dir()] for folders in places if folders]
 
 
 def import_onnxruntime() -> Any:

@@ -109,9 +109,12 @@ class DevicePlacement(Placement):
 
     def addresses(self, program: Program, side: int) -> tuple[Addresses, Addresses]:
         """Return the addresses of a program's state inputs and outputs by name, when the sequences are on `side`."""
-        taken, places = {spec.name for spec in program.inputs}, list(zip(self._states, self._offsets, strict=False))
+        input_names, places = (
+            {spec.name for spec in program.inputs},
+            list(zip(self._states, self._offsets, strict=False)),
+        )
         now, after = (self._blocks[number % self.sides].address for number in (side, side + 1))
-        inputs = {state.input: now + offset for state, offset in places if state.input in taken}
+        inputs = {state.input: now + offset for state, offset in places if state.input in input_names}
         return inputs, {state.output: after + offset for state, offset in places}
 
     def after(self, program: Program) -> Shapes:
@@ -176,17 +179,17 @@ class DevicePlacement(Placement):
 
     def _fetch(self, side: int, row: int, parts: Mapping[str, StridedPieces]) -> dict[str, Array]:
         """Return copies of a sequence's parts on the host."""
-        found = {name: np.empty(pieces.shape, pieces.dtype) for name, pieces in parts.items()}
+        arrays = {name: np.empty(pieces.shape, pieces.dtype) for name, pieces in parts.items()}
         with self._tail:
             for name, pieces in parts.items():
                 place, width = self._at(side, row, pieces), pieces.width
-                self._queue.fetch(host_address(found[name]), place, width, pieces.number, width, pieces.pitch)
+                self._queue.fetch(host_address(arrays[name]), place, width, pieces.number, width, pieces.pitch)
         self._tail.wait()
-        return found
+        return arrays
 
-    def _send(self, side: int, row: int, parts: Mapping[str, StridedPieces], given: Arrays) -> None:
+    def _send(self, side: int, row: int, parts: Mapping[str, StridedPieces], tensors: Arrays) -> None:
         """Write a sequence's parts from the host."""
-        arrays = {name: np.ascontiguousarray(given[name], pieces.dtype) for name, pieces in parts.items()}
+        arrays = {name: np.ascontiguousarray(tensors[name], pieces.dtype) for name, pieces in parts.items()}
         with self._tail:
             for name, pieces in parts.items():
                 place, width = self._at(side, row, pieces), pieces.width
@@ -232,8 +235,8 @@ class Replaced(DevicePlacement):
     def put(self, row: int, tensors: Arrays) -> None:
         """See `Placement`. If a shape changes, the states of all sequences are fetched, changed and written again."""
         side, parts = self._side, self._parts(self.shapes[self._side])
-        given = {state.name: tensors[state.name].shape for state in self._states if state.name in tensors}
-        if given == {name: pieces.shape for name, pieces in parts.items()}:
+        tensor_shapes = {state.name: tensors[state.name].shape for state in self._states if state.name in tensors}
+        if tensor_shapes == {name: pieces.shape for name, pieces in parts.items()}:
             self._send(side, row, parts, tensors)
             return
         whole = self._fetch(side, 0, self._parts(self.shapes[side], whole=True))
@@ -246,15 +249,15 @@ class Replaced(DevicePlacement):
         self.shapes[side] = shapes
 
     def written(self, side: int) -> Iterable[tuple[StateTensor, Array]]:
-        found = self._fetch(side, 0, self._parts(self.shapes[side], whole=True))
-        return [(state, found[state.name]) for state in self._states if state.name in found]
+        arrays = self._fetch(side, 0, self._parts(self.shapes[side], whole=True))
+        return [(state, arrays[state.name]) for state in self._states if state.name in arrays]
 
     def _pieces(self, shapes: Shapes) -> Collection[StridedPieces]:
         return self._parts(shapes).values()
 
     def _parts(self, shapes: Shapes, whole: bool = False) -> dict[str, StridedPieces]:
         """Return the place of one sequence's part of each existing state; with `whole`, of all sequences together."""
-        found = {}
+        pieces = {}
         for i, (state, shape) in enumerate(zip(self._states, shapes, strict=True)):
             if shape is None:
                 continue
@@ -262,12 +265,12 @@ class Replaced(DevicePlacement):
             fresh, size = self._fresh[i] if shape == self._start[i] else 0, math.prod(shape) * dtype.itemsize
             assert size <= self._offsets[i + 1] - start, "more rows than the state has"
             if whole or axis is None:
-                found[state.name] = StridedPieces(start, 0, size, 1, size, dtype, shape, fresh)
+                pieces[state.name] = StridedPieces(start, 0, size, 1, size, dtype, shape, fresh)
             else:
                 before, behind = shape[:axis], shape[axis + 1 :]
                 width, number, one = math.prod(behind) * dtype.itemsize, math.prod(before), (*before, *behind)
-                found[state.name] = StridedPieces(start, width, width, number, width * self._batch, dtype, one, fresh)
-        return found
+                pieces[state.name] = StridedPieces(start, width, width, number, width * self._batch, dtype, one, fresh)
+        return pieces
 
 
 class Rolled(DevicePlacement):
@@ -299,8 +302,8 @@ class Rolled(DevicePlacement):
     def put(self, row: int, tensors: Arrays) -> None:
         host = self._fresh.copy()
         for state, rows in zip(self._states, self._rows(host), strict=True):
-            given = tensors[state.name]
-            rows[self._slots(row, len(given))] = from_float32(given, self._dtype)
+            memory = tensors[state.name]
+            rows[self._slots(row, len(memory))] = from_float32(memory, self._dtype)
         self._send(self._side, row, {"": self._part}, {"": host})
 
     def _pieces(self, shapes: Shapes) -> Collection[StridedPieces]:

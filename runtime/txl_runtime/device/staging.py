@@ -59,12 +59,14 @@ class Staging:
     def bring(self, part: Part) -> Array:
         """Return a copy of a part of a result after its step is done; `open_buffers` must be called before the step.
 
+        For example, "last_logprobs" float32 [4, 256].
+
         Raises:
             BackendError: CUDA failed.
         """
-        found = np.empty(part.size, np.uint8)
+        raw = np.empty(part.size, np.uint8)
         if not part.size:
-            return part.view(found)
+            return part.view(raw)
         before: tuple[int, int, int] | None = None
         for number, (start, address, width, rows) in enumerate(part.pieces(PIECE)):
             which = number % 2
@@ -72,14 +74,14 @@ class Staging:
                 self._queue.fetch(host_address(self._buffers[which]), address, width, rows, width, part.pitch)
                 self._queue.record(self._events[which])
             if before is not None:
-                self._take(found, *before)
+                self._take(raw, *before)
             before = which, start, width * rows
         assert before is not None
-        self._take(found, *before)
-        return part.view(found)
+        self._take(raw, *before)
+        return part.view(raw)
 
-    def _take(self, found: Raw, which: int, start: int, size: int) -> None:
-        """Wait for a piece to arrive in its buffer, and copy it to `found`."""
+    def _take(self, raw: Raw, which: int, start: int, size: int) -> None:
+        """Wait for a piece to arrive in its buffer, and copy it to `raw`."""
         with self._device.current():
             self._events[which].wait()
-        found[start : start + size] = self._buffers[which][:size]
+        raw[start : start + size] = self._buffers[which][:size]

@@ -172,7 +172,7 @@ class Form(Struct, frozen=True):
 
 
 def _read(text: str) -> dict[str, Form]:
-    found = {}
+    forms = {}
     for line in text.strip().splitlines():
         sides, operators = line.split(" ", 1)
         inputs, _, results = sides.partition(">")
@@ -186,8 +186,8 @@ def _read(text: str) -> dict[str, Form]:
             required = tuple(key for key, _, mark, _ in entries if mark)
             values = {key: tuple(allowed.split("|")) for key, _, _, allowed in entries if allowed}
             returned = ANY if results == "*" else int(results or 1)
-            found[name] = Form(sizes, needed, most, returned, types, required, values)
-    return found
+            forms[name] = Form(sizes, needed, most, returned, types, required, values)
+    return forms
 
 
 FORMS: dict[str, dict[str, Form]] = {"": _read(_STANDARD), MICROSOFT: _read(_MICROSOFT)}

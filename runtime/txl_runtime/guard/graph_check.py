@@ -104,16 +104,16 @@ def imported_opset(data: bytes) -> dict[str, int]:
         RefusedError: the file is no graph.
     """
     entries = (value for number, value in _fields(data, MODEL, "the model") if number == 8)
-    found = (dict(_fields(entry, OPSET, "an opset")) for entry in entries)
-    return {Names()[entry.get(1, b"")] or "ai.onnx": entry.get(2, 0) for entry in found}
+    imports = (dict(_fields(entry, OPSET, "an opset")) for entry in entries)
+    return {Names()[entry.get(1, b"")] or "ai.onnx": entry.get(2, 0) for entry in imports}
 
 
-def _check_opset(found: dict[str, int], program: Program, manifest: Manifest) -> None:
+def _check_opset(imports: dict[str, int], program: Program, manifest: Manifest) -> None:
     """Compare the operator-set versions that the graph imports with the rows of all programs that use the file."""
     for user in (program, *(other for other in manifest.programs if other.file == program.file)):
-        if user.opset not in ({}, found):
+        if user.opset not in ({}, imports):
             expected = f"{ascii(user.opset)[:80]}, which the manifest says of {user.name[:60]!a}"
-            raise RefusedError(f"operators of {found}", expected)
+            raise RefusedError(f"operators of {imports}", expected)
 
 
 _fields: Callable[[bytes, Table, str], list[tuple[int, Any]]] = (
@@ -126,10 +126,10 @@ class Names(dict[bytes, str]):
 
     def __missing__(self, value: bytes) -> str:
         try:
-            self[value] = found = value.decode()
+            self[value] = name = value.decode()
         except UnicodeDecodeError:
             raise RefusedError(f"the name {value[:40]!a}, which is no UTF-8", "text") from None
-        return found
+        return name
 
 
 class Walk:
@@ -182,15 +182,15 @@ class Walk:
         """Return the graph's parameters as views of the weight file's content, uint8 [bytes].
 
         Two kinds of parameters are left out: those whose type NumPy lacks, which the engine reads itself, and those
-        that lie beyond the end of the content.
+        that lie beyond the end of the content. For example, a float32 parameter [2, 3] is a view of 24 bytes.
         """
-        found: dict[str, NDArray[Any]] = {}
+        arrays: dict[str, NDArray[Any]] = {}
         for name, first in self.outside.items():
             _, kind, dims, _ = self.values[name]
             last = first + math.prod(dims) * ITEMS[kind]
             if kind in VIEWS and last <= len(content):
-                found[name] = content[first:last].view(f"<{VIEWS[kind]}").reshape(dims)
-        return found
+                arrays[name] = content[first:last].view(f"<{VIEWS[kind]}").reshape(dims)
+        return arrays
 
     def _opset(self, entry: dict[int, Any]) -> None:
         domain, version = self._names[entry.get(1, b"")], entry.get(2, 0)
@@ -211,12 +211,12 @@ class Walk:
             raise RefusedError(f"{len(parts[1])} nodes and {len(parts[5])} constants", f"at most {NODES}")
         for tensor in parts[5]:
             self._define(*self._tensor(tensor))
-        given, between, returned = (dict(map(self._value, parts[number])) for number in (11, 13, 12))
-        for name in given:
+        inputs, between, returned = (dict(map(self._value, parts[number])) for number in (11, 13, 12))
+        for name in inputs:
             self._define(name, Value(fixed=False))
-        if [len(given), len(between), len(returned)] != [len(parts[number]) for number in (11, 13, 12)]:
+        if [len(inputs), len(between), len(returned)] != [len(parts[number]) for number in (11, 13, 12)]:
             raise RefusedError("a value that is declared twice", "each once")
-        self.declared = between | returned | given
+        self.declared = between | returned | inputs
         self.returned = returned.keys()
         for entry in parts[1]:
             self._node(entry)
@@ -276,25 +276,25 @@ class Walk:
         form = self._operators.get(domain, {}).get(op)
         if form is None or (self._kind != "step" and op not in PLAIN):
             raise RefusedError(f"the operator {name[:60]!a}", "one of the operators that graphs may have")
-        given = self._given(op, form, attributes)
+        attribute_values = self._values_of(op, form, attributes)
         try:
-            if problem := form.problem([value is not None for value in inputs], len(outputs), given):
+            if problem := form.problem([value is not None for value in inputs], len(outputs), attribute_values):
                 raise RefusedError(*problem)
-            found = _returned(op, form, inputs, given)
+            result = _returned(op, form, inputs, attribute_values)
         except RefusedError as refused:
             raise type(refused)(f"{refused.args[0]} at {op} {ascii(outputs[:1])[:60]}", refused.args[1]) from None
         for output in outputs:
             if output:
-                self._define(output, found)
+                self._define(output, result)
 
-    def _given(self, op: str, form: Form, attributes: Sequence[bytes]) -> dict[str, Any]:
+    def _values_of(self, op: str, form: Form, attributes: Sequence[bytes]) -> dict[str, Any]:
         """Return the values of a node's attributes, by name, after checking them."""
-        allowed, given = form.attributes, dict[str, Any]()
+        allowed, values = form.attributes, dict[str, Any]()
         for entry in attributes:
             if entry not in self._attributes:
                 self._attributes[entry] = self._attribute(entry)
             name, type_, value = self._attributes[entry]
-            if name in given or name not in allowed or KINDS[allowed[name]][0] != type_:
+            if name in values or name not in allowed or KINDS[allowed[name]][0] != type_:
                 raise RefusedError(f"the attribute {name[:60]!a} of {op}", "those that are its own, each once")
             if allowed[name] == "b" and value not in (0, 1):  # operators differ in whether they treat 2 as true
                 raise RefusedError(f"{value} as {name} of {op}", "0 or 1")
@@ -302,31 +302,31 @@ class Walk:
                 numbers = value if type_ == 7 else [value]
                 if min(numbers, default=0) < -(2**31) or max(numbers, default=0) >= 2**31:
                     raise RefusedError(f"{str(value)[:60]} as {name} of {op}", "numbers of 32 bits")
-            given[name] = value
-        return given
+            values[name] = value
+        return values
 
     def _attribute(self, entry: bytes) -> tuple[str, int, Any]:
         """Return (name, ONNX's type number, value) of an attribute; refuse more than one value."""
-        name, type_, found = "", 0, list[tuple[int, Any]]()
+        name, type_, fields = "", 0, list[tuple[int, Any]]()
         for number, value in _fields(entry, ATTRIBUTE, "an attribute"):
             if number == 1:
                 name = self._names[value]
             elif number == 20:
                 type_ = value
             elif number != 13:
-                found.append((number, value))
+                fields.append((number, value))
         field = next((field for kind, field in KINDS.values() if kind == type_), 0)
         several = type_ in (6, 7)
-        if any(number != field for number, _ in found) or (len(found) != 1 and not several):
+        if any(number != field for number, _ in fields) or (len(fields) != 1 and not several):
             raise RefusedError(f"the attribute {name[:60]!a} of type {type_}", "a value of its type")
         if type_ == 7:
-            whole = [varints(value) if isinstance(value, bytes) else [signed(value)] for _, value in found]
+            whole = [varints(value) if isinstance(value, bytes) else [signed(value)] for _, value in fields]
             return name, type_, [number for numbers in whole for number in numbers]
         if type_ == 6:
-            if any(len(value) % 4 for _, value in found):
+            if any(len(value) % 4 for _, value in fields):
                 raise RefusedError(f"the attribute {name[:60]!a} with a part of a number", "whole ones")
-            return name, type_, [0.0] * (sum(len(value) for _, value in found) // 4)
-        value = found[0][1]
+            return name, type_, [0.0] * (sum(len(value) for _, value in fields) // 4)
+        value = fields[0][1]
         if type_ == 2:
             return name, type_, signed(value)
         return name, type_, self._tensor(value)[1] if type_ == 4 else value
@@ -398,25 +398,25 @@ class Walk:
 
     def _outside(self, places: list[bytes], length: int) -> int | None:
         """Return the offset of a constant in the weight file, in bytes; None if it is no valid range of that file."""
-        found = dict[str, str]()
+        facts = dict[str, str]()
         for entry in places:
             if entry not in self._pairs:
                 pair: dict[int, Any] = dict(_fields(entry, PAIR, "a place"))
                 self._pairs[entry] = self._names[pair.get(1, b"")], self._names[pair.get(2, b"")]
             key, text = self._pairs[entry]
-            if key in found:
+            if key in facts:
                 return None
-            found[key] = text
+            facts[key] = text
         plain = all(
-            found[key].isascii() and found[key].isdigit() and len(found[key]) < 20 for key in found if key != "location"
+            facts[key].isascii() and facts[key].isdigit() and len(facts[key]) < 20 for key in facts if key != "location"
         )
-        if found.keys() != {"location", "offset", "length"} or not plain or found["location"] != self._weights:
+        if facts.keys() != {"location", "offset", "length"} or not plain or facts["location"] != self._weights:
             return None
-        first = int(found["offset"])
-        return first if int(found["length"]) == length and first + length <= self._weight_bytes else None
+        first = int(facts["offset"])
+        return first if int(facts["length"]) == length and first + length <= self._weight_bytes else None
 
 
-def _returned(op: str, form: Form, inputs: Sequence[Value | None], given: Mapping[str, Any]) -> Value:
+def _returned(op: str, form: Form, inputs: Sequence[Value | None], attributes: Mapping[str, Any]) -> Value:
     """Return the facts about a node's results; all results of a node have the same facts.
 
     Raises:
@@ -425,7 +425,7 @@ def _returned(op: str, form: Form, inputs: Sequence[Value | None], given: Mappin
     """
     there = [value for value in inputs if value is not None]
     if op == "Constant":
-        return _constant(given)
+        return _constant(attributes)
     for place in form.sizes:
         value = inputs[place] if place < len(inputs) else None
         if value is not None and not value.fixed:
@@ -433,9 +433,9 @@ def _returned(op: str, form: Form, inputs: Sequence[Value | None], given: Mappin
     if op in ("Div", "Mod"):
         _check_divisor(there[1])
     if op == "MatMulNBits":
-        _check_blocks(there, given)
+        _check_blocks(there, attributes)
     if op in ("Conv", "ConvTranspose") and len(there) > 2:
-        _check_bias(op, there[1].dims, there[2].dims, given)
+        _check_bias(op, there[1].dims, there[2].dims, attributes)
     # with an Add after it, ONNX Runtime up to 1.25 reads beyond the bias
     if op == "MatMulInteger" and not there[1].constant:
         raise RefusedError("weights that are computed", "a constant")
@@ -447,10 +447,10 @@ def _returned(op: str, form: Form, inputs: Sequence[Value | None], given: Mappin
     return Value(fixed, numbers=there[0].numbers if op in SAME else None)
 
 
-def _constant(given: Mapping[str, Any]) -> Value:
-    if len(given) != 1:
+def _constant(attributes: Mapping[str, Any]) -> Value:
+    if len(attributes) != 1:
         raise RefusedError("a constant of several values or none", "one")
-    ((name, value),) = given.items()
+    ((name, value),) = attributes.items()
     if isinstance(value, Value):
         return value
     whole = name.startswith("value_int")
@@ -467,21 +467,21 @@ def _check_divisor(value: Value) -> None:
         raise RefusedError("whole numbers that are divided by 0 or -1", "a number above 0")
 
 
-def _check_bias(op: str, weight: tuple[int, ...], bias: tuple[int, ...], given: Mapping[str, Any]) -> None:
+def _check_bias(op: str, weight: tuple[int, ...], bias: tuple[int, ...], attributes: Mapping[str, Any]) -> None:
     """Refuse a bias that does not have one number per channel: ONNX Runtime up to 1.25 reads beyond its end."""
     channels = weight[1:2] if op == "ConvTranspose" else weight[:1]
-    if not channels or bias != (channels[0] * (int(given.get("group", 1)) if op == "ConvTranspose" else 1),):
+    if not channels or bias != (channels[0] * (int(attributes.get("group", 1)) if op == "ConvTranspose" else 1),):
         raise RefusedError(f"a bias of {bias} for weights of {weight}", "constants, with a number for each channel")
 
 
-def _check_blocks(values: Sequence[Value], given: Mapping[str, Any]) -> None:
+def _check_blocks(values: Sequence[Value], attributes: Mapping[str, Any]) -> None:
     """Check that weights in blocks have the exporter's sizes: with other sizes ONNX Runtime reads beyond the arrays.
 
     E.g. a matrix 64 × 8 (K × N) of 4 bits in blocks of 32 has 256 bytes, 16 scales and 8 bytes of zero points.
     """
-    inner, columns, bits, block = (int(given[name]) for name in ("K", "N", "bits", "block_size"))
+    inner, columns, bits, block = (int(attributes[name]) for name in ("K", "N", "bits", "block_size"))
     blocks = -(-inner // block)
     held = [(1, columns * blocks * (block * bits // 8)), (4, columns * blocks), (1, columns * -(-blocks * bits // 8))]
-    found = [(ITEMS[value.constant] if value.constant else 0, math.prod(value.dims)) for value in values[1:]]
-    if min(inner, columns) < 1 or found != held[: len(found)]:
-        raise RefusedError(f"weights of {found} (bytes, numbers) for {inner} to {columns}", f"{held}, constants")
+    sizes = [(ITEMS[value.constant] if value.constant else 0, math.prod(value.dims)) for value in values[1:]]
+    if min(inner, columns) < 1 or sizes != held[: len(sizes)]:
+        raise RefusedError(f"weights of {sizes} (bytes, numbers) for {inner} to {columns}", f"{held}, constants")

@@ -29,11 +29,11 @@ def table(once: str = "", many: str = "") -> Table:
         many: fields that may occur any number of times.
     """
     kinds = {"v": VARINT, "b": BYTES, "f": FIXED32, "d": FIXED64}
-    found: Table = {}
+    entries: Table = {}
     for place, field in enumerate([*once.split(), *many.split()]):
         number, kind = int(field[:-1]), kinds[field[-1]]
-        found[number << 3 | kind] = number, kind, 1 << place if place < len(once.split()) else 0
-    return found
+        entries[number << 3 | kind] = number, kind, 1 << place if place < len(once.split()) else 0
+    return entries
 
 
 def fields(message: bytes, known: Table, name: str) -> list[tuple[int, int | bytes]]:
@@ -42,7 +42,7 @@ def fields(message: bytes, known: Table, name: str) -> list[tuple[int, int | byt
     Raises:
         RefusedError: the message is cut off, or a field is unknown or occurs too often.
     """
-    found: list[tuple[int, int | bytes]] = []
+    pairs: list[tuple[int, int | bytes]] = []
     at, end, seen = 0, len(message), 0
     try:
         while at < end:
@@ -62,17 +62,17 @@ def fields(message: bytes, known: Table, name: str) -> list[tuple[int, int | byt
                 if value > 127:
                     value, at = varint(message, at - 1)
                 if kind == VARINT:
-                    found.append((number, value))
+                    pairs.append((number, value))
                     continue
             else:
                 value = 8 if kind == FIXED64 else 4
-            found.append((number, message[at : at + value]))
+            pairs.append((number, message[at : at + value]))
             at += value
     except IndexError:
         at = end + 1
     if at > end:
         raise RefusedError(f"{name} that is cut off", "all of it")
-    return found
+    return pairs
 
 
 def message(found: Iterable[tuple[int, int | bytes]]) -> bytes:

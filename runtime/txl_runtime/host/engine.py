@@ -29,7 +29,8 @@ class Engine(Protocol):
         """Bind a program to C-contiguous arrays of the program's shapes and dtypes, and return the call.
 
         Arrays of a softmax program may have any number of rows. Outputs must not overlap inputs, except for the state
-        of a ring, which is one array for both.
+        of a ring, which is one array for both. For example, inputs {"ids": [4, 1]} and outputs {"logprobs":
+        [4, 1, 256]}.
         """
 
     def kept(self, program: Program) -> Collection[str]:
@@ -37,6 +38,8 @@ class Engine(Protocol):
 
     def run(self, program: Program, inputs: Arrays) -> Arrays:
         """Run a program whose outputs have open sizes; return the outputs by name, in new arrays.
+
+        For example, {"x": [1, 5]} gives {"y": [1, 10]}, whose 10 only the run decides.
 
         Raises:
             BackendError: the engine failed.

@@ -39,10 +39,10 @@ class Growing(Replaced):
 
             def opened() -> None:
                 held = {s.input: array for s, array in self._there(side) if s.input in read}
-                found = engine.run(program, {**taken, **held})
+                results = engine.run(program, {**taken, **held})
                 for name, array in returned.items():
-                    np.copyto(array, found[name])
-                self._stand(1 - side, {state.name: found[state.output] for state in self._states})
+                    np.copyto(array, results[name])
+                self._stand(1 - side, {state.name: results[state.output] for state in self._states})
 
             return opened
         before = self._set(tuple(read[s.input].fixed if s.input in read else None for s in self._states), side)
@@ -63,9 +63,12 @@ class Growing(Replaced):
         side = self._side(row)
         held = [self.sides[side].get(state.name) for state in self._states]
         arrays = with_sequence(self._states, held, row, tensors, self._batch)
-        kept = self._set(tuple(None if array is None else array.shape for array in arrays), side)
-        _copy({state.name: array for state, array in zip(self._states, arrays, strict=True) if array is not None}, kept)
-        self._stand(side, kept)
+        unchanged = self._set(tuple(None if array is None else array.shape for array in arrays), side)
+        _copy(
+            {state.name: array for state, array in zip(self._states, arrays, strict=True) if array is not None},
+            unchanged,
+        )
+        self._stand(side, unchanged)
 
     def clear(self, rows: Indices) -> None:
         """See `Placement`. If all sequences are cleared, the states get their first shapes again."""
@@ -95,8 +98,8 @@ class Growing(Replaced):
         return self._pool[key]
 
     def _stand(self, side: int, arrays: dict[str, Array]) -> None:
-        found = (arrays.get(state.name) for state in self._states)
-        self.sides[side], self.shapes[side] = arrays, tuple(None if array is None else array.shape for array in found)
+        present = (arrays.get(state.name) for state in self._states)
+        self.sides[side], self.shapes[side] = arrays, tuple(None if array is None else array.shape for array in present)
 
 
 def _copy(arrays: Arrays, to: Arrays) -> None:

@@ -76,40 +76,40 @@ def _size() -> int:
 
 def _anonymous() -> list[Range]:
     """Return the process's private memory that belongs to no file, as address ranges in ascending order."""
-    found = []
+    ranges = []
     # split at b"\n" only, because a file's name may hold any other character
     for line in (PROCESS / "maps").read_bytes().split(b"\n"):
         place, access, _, _, _, *name = line.split(maxsplit=5) if line else [b""] * 5
         if access == b"rw-p" and (not name or name[0] == b"[heap]"):
             start, end = place.split(b"-")
-            found.append((int(start, 16), int(end, 16)))
-    return found
+            ranges.append((int(start, 16), int(end, 16)))
+    return ranges
 
 
 def _new(before: list[Range], after: list[Range], size: int) -> list[Range]:
     """Return the parts of `after` that are not in `before` and have at least `size` bytes; both lists are ascending."""
-    found, old = [], iter([*before, (LAST, LAST)])
+    ranges, old = [], iter([*before, (LAST, LAST)])
     first, last = next(old)
     for begin, end in after:
         start = begin
         while first < end:
-            found.append((start, first))
+            ranges.append((start, first))
             start = max(start, last)
             if last >= end:
                 break
             first, last = next(old)
-        found.append((start, end))
-    return [(start, end) for start, end in found if end - start >= size]
+        ranges.append((start, end))
+    return [(start, end) for start, end in ranges if end - start >= size]
 
 
 def _whole(start: int, end: int, size: int) -> list[int]:
     """Return the addresses in a range at which a large page could be formed: all its small pages are in memory."""
-    found, page = list[int](), mmap.PAGESIZE
+    addresses, page = list[int](), mmap.PAGESIZE
     with (PROCESS / "pagemap").open("rb") as file:
         for first in range(-(-start // size) * size, end // size * size, PART):
             count = (min(first + PART, end // size * size) - first) // page
             file.seek(first // page * 8)
             entries = np.frombuffer(file.read(count * 8), np.uint64).reshape(-1, size // page)
             present = (entries >> np.uint64(63)).all(axis=1)
-            found += [first + int(number) * size for number in np.flatnonzero(present)]
-    return found
+            addresses += [first + int(number) * size for number in np.flatnonzero(present)]
+    return addresses

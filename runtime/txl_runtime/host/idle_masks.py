@@ -29,11 +29,11 @@ def without_idle_masks(graph: bytes, found: Walk, manifest: Manifest) -> tuple[b
     valid = next((entry.name for entry in manifest.inputs if entry.role == "valid"), "")
     if manifest.streams != "independent" or any(state.absent or state.rows is not None for state in states):
         return graph, frozenset()
-    made = {name: (place, op, read) for place, (op, read, names) in enumerate(found.nodes) for name in names}
+    makers = {name: (place, op, read) for place, (op, read, names) in enumerate(found.nodes) for name in names}
     reads = Counter(name for _, read, _ in found.nodes for name in read)
     new, gone, spare = dict[str, str](), set[int](), set[int]()
     for state in states:
-        mask = _mask(state, made, found, valid)
+        mask = _mask(state, makers, found, valid)
         value = found.nodes[mask[0]][1][1] if mask and not reads[state.output] else ""
         if value and value not in found.returned and value not in new:
             new[value] = state.output
@@ -60,7 +60,7 @@ def without_idle_masks(graph: bytes, found: Walk, manifest: Manifest) -> tuple[b
     return whole, frozenset(new.values())
 
 
-def _mask(state: StateTensor, made: Made, found: Walk, valid: str) -> list[int]:
+def _mask(state: StateTensor, makers: Made, walk: Walk, valid: str) -> list[int]:
     """Return the indices of the mask's nodes at a state's output, the last node first; [] if there is no removable
     mask.
 
@@ -68,22 +68,22 @@ def _mask(state: StateTensor, made: Made, found: Walk, valid: str) -> list[int]:
     smaller value. Without a declared shape the mask is kept. If the declared shape is wrong, ONNX Runtime refuses the
     graph or a run of it, because the bound output has the state's shape.
     """
-    place, op, read = made.get(state.output, (0, "", []))
-    if op != "Where" or read[2] != state.input or read[1] not in made or state.batch_axis is None:
+    place, op, read = makers.get(state.output, (0, "", []))
+    if op != "Where" or read[2] != state.input or read[1] not in makers or state.batch_axis is None:
         return []
-    declared = found.declared[state.input]
-    if found.declared.get(read[1]) != declared or "" in declared:
+    declared = walk.declared[state.input]
+    if walk.declared.get(read[1]) != declared or "" in declared:
         return []
     chain, rank = [place], len(state.shape)
-    place, op, read = made.get(read[0], (0, "", []))
+    place, op, read = makers.get(read[0], (0, "", []))
     if op == "Reshape":
-        if _numbers(found.values[read[1]]) != [-1 if axis == state.batch_axis else 1 for axis in range(rank)]:
+        if _numbers(walk.values[read[1]]) != [-1 if axis == state.batch_axis else 1 for axis in range(rank)]:
             return []
         chain.append(place)
-        place, op, read = made.get(read[0], (0, "", []))
+        place, op, read = makers.get(read[0], (0, "", []))
     elif rank != 1:
         return []
-    zero = found.values[read[1]] if op == "Greater" and read[0] == valid else None
+    zero = walk.values[read[1]] if op == "Greater" and read[0] == valid else None
     return [*chain, place] if zero is not None and _numbers(zero) == [0] and len(zero.dims) < 2 else []
 
 

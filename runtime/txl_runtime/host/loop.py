@@ -140,16 +140,16 @@ class HostLoop(LoopState):
         """Make the `_Route` for a kind of segment."""
         length, b, rows, side, shapes = key
         program = self._programs.find("rows", length, shapes)
-        taken, returned = self._exchanged(program)
+        inputs, returned = self._exchanged(program)
         reads = []
         for entry in self._manifest.inputs:
-            if entry.name in taken:
-                whole = taken[entry.name]
+            if entry.name in inputs:
+                whole = inputs[entry.name]
                 part = whole[entry.axes.window(0, length, slice(b))]
                 reads.append((entry.name, part, None if part.shape == whole.shape else whole))
         outputs, features = [*self._manifest.outputs], features_of(program, self._manifest)
         shown = slice(b), slice(length)
-        given = {entry.name: returned[entry.name][entry.axes.at(*shown)] for entry in outputs if entry.name in returned}
+        views = {entry.name: returned[entry.name][entry.axes.at(*shown)] for entry in outputs if entry.name in returned}
         row_view = None
         if features is not None:
             row_view = features.axes.rows(returned[features.name][features.axes.at(*shown)])
@@ -161,10 +161,10 @@ class HostLoop(LoopState):
         )
         call = self._calls.get((program.name, side, rows)) or self._bind(program, side, rows)
         names = self._engine.kept(program) if rows > 1 else ()  # the one computed sequence is never idle
-        kept = tuple(pair for placement in self.placements for pair in placement.kept(names, side) if names)
+        pairs = tuple(pair for placement in self.placements for pair in placement.kept(names, side) if names)
         if len(self._routes) > 4096:  # a state that grows by a row per step has a new shape in every step
             self._routes.clear()
-        self._routes[key] = _Route(call, tuple(reads), behind, kept, row_view, given)
+        self._routes[key] = _Route(call, tuple(reads), behind, pairs, row_view, views)
         return self._routes[key]
 
     def _exchanged(self, program: Program) -> tuple[dict[str, Array], dict[str, Array]]:
@@ -172,18 +172,18 @@ class HostLoop(LoopState):
         if program.name not in self._arrays:
             states = self._manifest.states_of(program.update)
             carried = {name for state in states for name in (state.input, state.output)} | self.counts.keys()
-            taken, returned = (
+            inputs, returned = (
                 {spec.name: np.zeros(spec.fixed, np.dtype(spec.dtype)) for spec in side if spec.name not in carried}
                 for side in (program.inputs, program.outputs)
             )
-            self._arrays[program.name] = taken, returned
+            self._arrays[program.name] = inputs, returned
         return self._arrays[program.name]
 
     def _bind(self, program: Program, side: int, rows: int) -> Call:
         """Return a call that runs a program on the first `rows` sequences, whose states are on `side`."""
-        taken, returned = self._exchanged(program)
+        state_inputs, returned = self._exchanged(program)
         names = {spec.name for spec in program.inputs}
-        inputs = {**taken, **{name: counts for name, counts in self.counts.items() if name in names}}
+        inputs = {**state_inputs, **{name: counts for name, counts in self.counts.items() if name in names}}
         outputs, growing = dict(returned), self._growing
         for placement in self.placements:
             if placement is not growing:

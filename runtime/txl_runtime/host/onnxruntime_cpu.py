@@ -71,7 +71,7 @@ class OnnxRuntimeCpu(Engine):
         self._shared: list[Any] = []  # keeps alive the values that sessions read
         # Open all graphs now, so that a graph that differs from the manifest is found before a stream runs.
         self._sessions: dict[str, Any] = {}
-        self._kept: dict[str, Collection[str]] = {}
+        self._idle_states: dict[str, Collection[str]] = {}
         for program in programs:
             if program.file not in self._sessions:
                 self._sessions[program.file] = self._open(program)
@@ -97,15 +97,15 @@ class OnnxRuntimeCpu(Engine):
         return call
 
     def kept(self, program: Program) -> Collection[str]:
-        return self._kept[program.file]
+        return self._idle_states[program.file]
 
     def run(self, program: Program, inputs: Arrays) -> Arrays:
         names = [spec.name for spec in program.outputs]
         try:
-            found = self._sessions[program.file].run(names, dict(inputs))
+            results = self._sessions[program.file].run(names, dict(inputs))
         except Exception as error:  # ONNX Runtime has a class of errors for each status code
             raise _failed(program, error) from None
-        return dict(zip(names, found, strict=True))
+        return dict(zip(names, results, strict=True))
 
     def release_pages(self) -> None:
         """See `Engine`; only a lean engine has mapped pages."""
@@ -148,13 +148,13 @@ class OnnxRuntimeCpu(Engine):
             options.add_session_config_entry("session.disable_prepacking", "1")
             options.enable_mem_pattern = False  # a memory pattern allocates one block as large as the peak of a run
         path, graph = self._bundle.file(program.file), self._bundle.read(program.file)
-        found = check_graph(graph, str(path), program, self._bundle.manifest)
-        self._kept[program.file] = ()
+        walk = check_graph(graph, str(path), program, self._bundle.manifest)
+        self._idle_states[program.file] = ()
         # ONNX Runtime before 1.21 accepts no folder for the weights, so it gets the graph's path, and the graph must be
         # unchanged.
         if self._takes_bytes and self._forms == "fast":
-            graph, self._kept[program.file] = without_idle_masks(graph, found, self._bundle.manifest)
-        for name, tensor in self._parameters(found).items():
+            graph, self._idle_states[program.file] = without_idle_masks(graph, walk, self._bundle.manifest)
+        for name, tensor in self._parameters(walk).items():
             self._shared.append(self._value(tensor))
             options.add_initializer(name, self._shared[-1])
         if self._takes_bytes:
@@ -176,11 +176,11 @@ class OnnxRuntimeCpu(Engine):
             raise BundleError(f"{path}: {one_line(error)}; expected {able}") from None
         return session
 
-    def _parameters(self, found: Walk) -> dict[str, NDArray[Any]]:
+    def _parameters(self, walk: Walk) -> dict[str, NDArray[Any]]:
         """Return the parameters that lean sessions share, as views of the mapped file; {} if not lean."""
         if self._mapping is None:
             return {}
-        return found.parameters(np.frombuffer(self._mapping, np.uint8))
+        return walk.parameters(np.frombuffer(self._mapping, np.uint8))
 
     def _check(self, program: Program) -> None:
         """Check that a session has the program's inputs and outputs; length and, with `open_batch`, batch

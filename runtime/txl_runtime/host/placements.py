@@ -41,7 +41,10 @@ class HostPlacement(Placement):
         self._starts = {s.name: start_of(s, initial[s.name].astype(np.dtype(s.dtype))) for s in states}
 
     def bound(self, program: Program, side: int) -> tuple[Arrays, Arrays]:
-        """Return (state inputs, state outputs) of a program by name, e.g. [B, M, D], for sequences on `side`."""
+        """Return (state inputs, state outputs) of a program by name, e.g. [B, M, D], for sequences on `side`.
+
+        With B 4, M 16 and D 32, an array of memory rows is [4, 16, 32].
+        """
         raise NotImplementedError
 
     def kept(self, outputs: Collection[str], side: int) -> Iterable[tuple[Array, Array]]:
@@ -49,7 +52,10 @@ class HostPlacement(Placement):
         return ()
 
     def call(self, engine: Engine, program: Program, side: int, taken: Arrays, returned: Arrays) -> Call:
-        """Return a program's call if a step may change shapes; `taken` and `returned` are its other arrays."""
+        """Return a program's call if a step may change shapes; `taken` and `returned` are its other arrays.
+
+        For example, `taken` has {"ids": [4, 1]}, and `returned` {"logprobs": [4, 1, 256]}.
+        """
         raise NotImplementedError
 
     def join(self, row: int, side: int) -> None:
@@ -106,10 +112,10 @@ class Replaced(HostPlacement):
         moved = self._counters.sides[rows] != side
         for state, array in self._there(side):
             if state.batch_axis is not None:
-                kept = array[state.axes.at(rows)]
+                selected = array[state.axes.at(rows)]
                 if moved.any():
-                    kept[state.axes.at(moved)] = self.sides[1 - side][state.name][state.axes.at(rows[moved])]
-                array[state.axes.at(slice(len(rows)))] = kept
+                    selected[state.axes.at(moved)] = self.sides[1 - side][state.name][state.axes.at(rows[moved])]
+                array[state.axes.at(slice(len(rows)))] = selected
                 array[state.axes.at(slice(len(rows), None))] = self._start(state, array)
 
     def written(self, side: int) -> Iterable[tuple[StateTensor, Array]]:
@@ -198,9 +204,9 @@ class Ring(HostPlacement):
             tensor[rows] = self._starts[name]
 
     def reorder(self, rows: Indices, side: int) -> None:
-        kept = self.all[:, rows]
+        moved = self.all[:, rows]
         self.clear(np.arange(self._batch))
-        self.all[:, : len(rows)] = kept
+        self.all[:, : len(rows)] = moved
 
 
 PLACEMENTS: dict[str, type[HostPlacement]] = {"replace": Replaced, "rolled": Rolled, "ring": Ring}

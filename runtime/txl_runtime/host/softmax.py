@@ -33,11 +33,11 @@ class _Rows:
 
     def __call__(self, features: Floats) -> Floats:
         """Run the program, [n, F] → [n, columns]; the result is valid until the next call."""
-        found = self._bound.get(len(features))
-        taken, given, call = self._bind(len(features)) if found is None else found
-        taken[: len(features)] = features
+        binding = self._bound.get(len(features))
+        inputs, outputs, call = self._bind(len(features)) if binding is None else binding
+        inputs[: len(features)] = features
         call()
-        return given[: len(features)]
+        return outputs[: len(features)]
 
     def _bind(self, rows: int) -> tuple[Floats, Floats, Call]:
         count = max(rows, self._least)
@@ -46,9 +46,12 @@ class _Rows:
             self._arrays = tuple(np.zeros((count, width), np.float32) for width in self._widths)
         while len(self._bound) >= self.KEPT:
             del self._bound[next(iter(self._bound))]
-        taken, given = (array[:count] for array in self._arrays)
-        inputs, outputs = {self._program.inputs[0].name: taken}, {self._program.outputs[0].name: given}
-        self._bound[rows] = taken, given, self._engine.bind(self._program, inputs, outputs)
+        inputs_of_rows, outputs_of_rows = (array[:count] for array in self._arrays)
+        inputs, outputs = (
+            {self._program.inputs[0].name: inputs_of_rows},
+            {self._program.outputs[0].name: outputs_of_rows},
+        )
+        self._bound[rows] = inputs_of_rows, outputs_of_rows, self._engine.bind(self._program, inputs, outputs)
         return self._bound[rows]
 
 
@@ -78,12 +81,12 @@ class SplitSoftmax(StreamSoftmax):
         head, words = self._head(features), self.clusters[0][1]
         which = np.searchsorted([last for _, last in self.clusters], targets, side="right")
         columns = np.where(which == 0, targets, words + which - 1)
-        found = np.take_along_axis(head, columns[:, None], axis=1)[:, 0]
+        logprobs = np.take_along_axis(head, columns[:, None], axis=1)[:, 0]
         for cluster in np.unique(which[which > 0]).tolist():
             rows = np.flatnonzero(which == cluster)
             inside = targets[rows] - self.clusters[cluster][0]
-            found[rows] += np.take_along_axis(self.tail(features[rows], cluster), inside[:, None], axis=1)[:, 0]
-        return -found
+            logprobs[rows] += np.take_along_axis(self.tail(features[rows], cluster), inside[:, None], axis=1)[:, 0]
+        return -logprobs
 
     def head(self, features: Floats) -> Floats:
         return self._head(features)

@@ -71,8 +71,10 @@ class TrialEngine(Engine):
         if bounds is True:
             bounds = default_bounds(bundle.manifest)
         if not isinstance(bounds, Bounds):
-            found = brief(repr(bounds))
-            raise UsageError(f"trial is {found}, expected True, False or txl_runtime.sandbox.process.Bounds; give that")
+            shown_bounds = brief(repr(bounds))
+            raise UsageError(
+                f"trial is {shown_bounds}, expected True, False or txl_runtime.sandbox.process.Bounds; give that"
+            )
         self._bundle, self._programs, self.opener, self._bounds = bundle, programs, opener, bounds
         self._states = {state.input for state in bundle.manifest.states}
         self._engines: dict[str, Engine] = {}
@@ -120,15 +122,15 @@ class TrialEngine(Engine):
             BundleError: the trial ended, or the engine refused the combination.
         """
         if (key := key_of(program, inputs, outputs)) not in self.tried:
-            taken = {name: self._tensor(name, array) for name, array in inputs.items()}
-            given = None if outputs is None else {name: _zeros(array) for name, array in outputs.items()}
+            tensors = {name: self._tensor(name, array) for name, array in inputs.items()}
+            zeros = None if outputs is None else {name: _zeros(array) for name, array in outputs.items()}
             sizes = some([f"{name} {list(array.shape)}" for name, array in inputs.items()])
-            asked = Combination(program.name, taken, given)
+            asked = Combination(program.name, tensors, zeros)
             self.tried[key] = self._asked(asked, f"program {program.name} with {sizes}")
 
     def _tensor(self, name: str, array: Array) -> Tensor:
-        told = array.dtype.kind == "i" and array.nbytes <= SMALL and name not in self._states
-        return msgspec.structs.replace(_zeros(array), data=array.tobytes() if told else b"")
+        sent = array.dtype.kind == "i" and array.nbytes <= SMALL and name not in self._states
+        return msgspec.structs.replace(_zeros(array), data=array.tobytes() if sent else b"")
 
     def _asked(self, request: Request, what: str) -> Answer:
         try:
@@ -138,13 +140,13 @@ class TrialEngine(Engine):
             raise
         except (EndedError, msgspec.DecodeError) as error:
             if self._ended:
-                told = f"its trial ended before ({self._ended}), expected one that can go on; load it again"
-                raise BundleError(f"{self._bundle.path}: {told}") from None
+                message = f"its trial ended before ({self._ended}), expected one that can go on; load it again"
+                raise BundleError(f"{self._bundle.path}: {message}") from None
             self._ended = f"{what}: {error}"
             raise self._refused(f"in a trial, {self._ended}") from None
         if answer.kind and isinstance(request, Opening):
-            said = answer.error.replace(str(self._bundle.folder.place), str(self._bundle.path))
-            raise (BackendError if answer.kind == "BackendError" else BundleError)(said)
+            reason = answer.error.replace(str(self._bundle.folder.place), str(self._bundle.path))
+            raise (BackendError if answer.kind == "BackendError" else BundleError)(reason)
         if answer.kind:
             raise self._refused(f"in a trial, {what}: {answer.error}")
         return answer
@@ -164,12 +166,12 @@ class TrialEngine(Engine):
         path = self._bundle.path
         return BundleError(f"{path}: was replaced since its trial began, expected the same bundle; load it again")
 
-    def _refused(self, found: str) -> BundleError:
+    def _refused(self, fault: str) -> BundleError:
         """Return a BundleError; if a limit was reached, e.g. "Failed to allocate memory", its advice is to raise the
         limits.
         """
         b = self._bounds
-        if any(word in found for word in ("took more", "needed more", "declares", "allocat")):
+        if any(word in fault for word in ("took more", "needed more", "declares", "allocat")):
             most = f"{b.memory} bytes, {b.processor_seconds} s of processor time, {b.seconds:g} s"
             wanted = (
                 f"expected at most {most}; if you trust it, give larger bounds: `load(path, trial=Bounds(...))`, or "
@@ -177,11 +179,14 @@ class TrialEngine(Engine):
             )
         else:
             wanted = "expected programs that run on zeros; do not use this bundle"
-        return BundleError(f"{self._bundle.path}: {found}, {wanted}")
+        return BundleError(f"{self._bundle.path}: {fault}, {wanted}")
 
 
 def key_of(program: Program, inputs: Arrays, outputs: Arrays | None) -> Key:
-    """Return the key of a program together with the shapes of its arrays."""
+    """Return the key of a program together with the shapes of its arrays.
+
+    For example, two segments of [1, 5] have the same key, and one of [1, 6] has a different one.
+    """
     return program.name, tuple((name, array.shape) for name, array in [*inputs.items(), *(outputs or {}).items()])
 
 

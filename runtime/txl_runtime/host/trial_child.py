@@ -98,14 +98,14 @@ def answer(request: bytes) -> bytes:
     asked = msgspec.msgpack.decode(request, type=Request)
     begun = time.process_time()
     try:
-        found = _open(asked) if isinstance(asked, Opening) else _run(asked)
+        reply = _open(asked) if isinstance(asked, Opening) else _run(asked)
     except (BackendError, BundleError) as error:
-        found = Answer("BackendError" if isinstance(error, BackendError) else "BundleError", str(error))
+        reply = Answer("BackendError" if isinstance(error, BackendError) else "BundleError", str(error))
     except MemoryError:
         raise  # this ends the process, and the parent reports it
     except Exception as error:  # ONNX Runtime and NumPy have their own classes of errors
-        found = Answer("BundleError", one_line(error))
-    spent = msgspec.structs.replace(found, memory=_peak(), seconds=time.process_time() - begun)
+        reply = Answer("BundleError", one_line(error))
+    spent = msgspec.structs.replace(reply, memory=_peak(), seconds=time.process_time() - begun)
     return msgspec.msgpack.encode(spent)
 
 
@@ -129,8 +129,8 @@ def _run(asked: Combination) -> Answer:
     program = next(program for program in bundle.manifest.programs if program.name == asked.program)
     inputs = {name: _array(name, tensor) for name, tensor in asked.inputs.items()}
     if asked.outputs is None:
-        found = engine.run(program, inputs)
-        return Answer(returned={name: Tensor(array.dtype.str, array.shape) for name, array in found.items()})
+        results = engine.run(program, inputs)
+        return Answer(returned={name: Tensor(array.dtype.str, array.shape) for name, array in results.items()})
     outputs = {name: _array(name, tensor) for name, tensor in asked.outputs.items()}
     engine.bind(program, inputs, outputs)()
     return Answer()

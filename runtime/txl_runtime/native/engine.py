@@ -1,7 +1,7 @@
 """The engine of the backend "native": the step in C with a bundle's weights.
 
-It runs the programs of a ring, "hidden", and those of the softmax, which become one function each. What a program's
-graph says is not read: the manifest's config says what is computed.
+It runs the programs "hidden" of a ring, and those of the softmax, each as one C function. It does not read the
+programs' graphs: the manifest's config decides what is computed.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def unsupported(bundle: Bundle) -> str:
         return f"it is of family {manifest.family_name}, expected one that has a step in C"
     if "ring" not in manifest.updates:
         kind = manifest.config.attn_type
-        found = f"attn_type {kind}" if kind > 1 else f"{manifest.memory_length} rows, in the form that was exported"
-        return f"its memory is not a ring ({found}), expected keys and values in a ring"
+        feature = f"attn_type {kind}" if kind > 1 else f"{manifest.memory_length} rows, in the form that was exported"
+        return f"its memory is not a ring ({feature}), expected keys and values in a ring"
     if manifest.precision not in PRECISIONS:
         more = " (build an fp32 bundle with --precision bf16)" if manifest.precision == "bf16" else ""
         return f"its precision is {manifest.precision}, expected {', '.join(PRECISIONS)}{more}"
@@ -77,15 +77,15 @@ class NativeEngine(Engine):
         if reason := unsupported(bundle):
             raise BackendError(f"{bundle.path}: {reason}; use backend cpu")
         self._c, self._bundle = open_library(library, sha256), bundle
-        given = Weights(bundle)
-        shape = given.shape(CACHES.index(cache), bf16, large_pages)
+        layout = Weights(bundle)
+        shape = layout.shape(CACHES.index(cache), bf16, large_pages)
         self._model = self._c.txl_open(ctypes.byref(shape), threads)
         if not self._model:
             raise BackendError("backend native got no memory or threads; give fewer threads, or use backend cpu")
         # Not at exit: a daemon thread may still be in a step, whose weights would go.
         finalize(self, self._c.txl_close, self._model).atexit = False
-        given.give(self)
-        self._tables = given.tables  # which C reads where they are
+        layout.give(self)
+        self._tables = layout.tables  # which C reads where they are
         instructions = self._c.txl_instructions().decode()
         weights = "bf16" if bf16 else bundle.manifest.precision
         self.description = f"a step in C ({instructions}, weights in {weights}, keys and values in {cache}) on the CPU"
@@ -136,11 +136,11 @@ class NativeEngine(Engine):
             sizes = matrix.size, len(matrix.codes), 2 * matrix.codes.shape[2]
             self._done(self._c.txl_set_nibbles(*where, *sizes, *map(_at, values), _at(bias)))
             return
-        given = *where, *matrix.values.shape, _at(matrix.values), matrix.values.shape[1], 1
+        arguments = *where, *matrix.values.shape, _at(matrix.values), matrix.values.shape[1], 1
         if matrix.scales is None:
-            self._done(self._c.txl_set_product(*given, _at(bias)))
+            self._done(self._c.txl_set_product(*arguments, _at(bias)))
         else:
-            self._done(self._c.txl_set_codes(*given, _at(matrix.scales), _at(bias)))
+            self._done(self._c.txl_set_codes(*arguments, _at(matrix.scales), _at(bias)))
 
     def vector(self, layer: int, which: int, values: Array) -> None:
         """See `Taker`."""
@@ -177,13 +177,22 @@ class Taker(Protocol):
     """Something that takes the weights of the step in C."""
 
     def product(self, layer: int, which: int, matrix: Matrix | Blocks, bias: Floats | None) -> None:
-        """Take a layer's matrix [in, out]: query, key and value (0), output (1), or of the feed-forward, 2 and 3."""
+        """Take a layer's matrix [in, out]: query, key and value (0), output (1), or of the feed-forward, 2 and 3.
+
+        With D 8, `which` 0 is [8, 24] if there are two heads of 4.
+        """
 
     def vector(self, layer: int, which: int, values: Array) -> None:
-        """Take a vector of a layer, in the order of `source/model.h`; of layer n_layer, the final norm's."""
+        """Take a vector of a layer, in the order of `source/model.h`; of layer n_layer, the final norm's.
+
+        With D 8, a norm's weight is [8].
+        """
 
     def positions(self, layer: int, table: Floats, scores: Floats | None) -> None:
-        """Take a table of positions [H, d_head, distances], and scores to add, [H, distances]."""
+        """Take a table of positions [H, d_head, distances], and scores to add, [H, distances].
+
+        With two heads of 4 and 20 distances, the table is [2, 4, 20].
+        """
 
     def cluster(
         self,
@@ -195,17 +204,23 @@ class Taker(Protocol):
         into: Floats | None,
         out_of: Floats | None,
     ) -> None:
-        """Take an embedding table [rows, width] and projections [D, width] of a cluster of words."""
+        """Take an embedding table [rows, width] and projections [D, width] of a cluster of words.
+
+        Words 100 … 299 with width 16 and D 64: [200, 16] and [64, 16].
+        """
 
     def softmax(self, number: int, words: Floats, bias: Floats | None) -> None:
-        """Take the softmax of a cluster, [columns, width] and [columns]."""
+        """Take the softmax of a cluster, [columns, width] and [columns].
+
+        Words 100 … 299 with width 16: [200, 16] and [200].
+        """
 
 
 class Weights:
     """A bundle's weights as the step in C asks for them.
 
     Attributes:
-        tables: of the embedding, once they were given.
+        tables: the embedding's tables, after they were passed to C.
 
     Raises:
         BundleError: the tables of states and programs are not those of the config.
@@ -228,7 +243,7 @@ class Weights:
         self._give_clusters(taker)
 
     def _check_tables(self) -> None:
-        """Hold the tables, by which arrays are made, against the config, by which C reads and writes them."""
+        """Compare the tables, which size the arrays, with the config, which C uses to read and write them."""
         c, manifest = self._config, self._bundle.manifest
         states, batch, longest = manifest.states_of("ring"), manifest.batch_size, max(manifest.segment_lengths)
         rows = [(state.shape[0], state.shape[1], state.shape[3]) for state in states if len(state.shape) == 4]
@@ -300,8 +315,8 @@ class Weights:
             outer = p.matrix(f"{feed_forward}.outer.weight", c.d_inner, c.d_model)
             taker.product(i, 3, outer, p.optional(f"{feed_forward}.outer.bias", (c.d_model,)))
             for which, name in enumerate(("content_bias", "position_bias")):
-                found = p.optional(f"{attention}.{name}", (c.n_head, c.d_head))
-                taker.vector(i, which, np.zeros(size, np.float32) if found is None else found)
+                query_bias = p.optional(f"{attention}.{name}", (c.n_head, c.d_head))
+                taker.vector(i, which, np.zeros(size, np.float32) if query_bias is None else query_bias)
             for which, name in enumerate((f"{attention}.norm", f"{feed_forward}.norm")):
                 self._give_norm(taker, i, 2 + 2 * which, name)
             table, scores = self._positions[i], None

@@ -13,7 +13,7 @@ from pathlib import Path
 from txl_runtime.errors import BackendError, BundleError, one_line
 
 VERSION = 3
-"""Result of `txl_version` where the library has the functions below."""
+"""Result of `txl_version` in libraries with the functions below."""
 
 _FUNCTIONS = {
     "txl_version": (c_int, []),

@@ -1,7 +1,7 @@
-"""The choice and opening of a bundle's compiled step.
+"""The choice and opening of a bundle's compiled step, which is machine code.
 
-It is machine code. Whoever names the backend runs what the bundle holds, as with any other engine. "auto" never does:
-it runs the copy that `txl-deploy build` left in this user's cache folder, if the bundle lists a step of the same hash.
+A user who names the backend runs the code in the bundle, as with any other engine. "auto" never does. It runs the copy
+that `txl-deploy build` left in this user's cache folder, if the bundle lists a step with the same hash.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Cache = Literal["fp32", "fp16", "int8"]
 Weights = Literal["fp32", "bf16", "int8", "int4"]
 
 ORDER = ("fp32", "fp16", "bf16", "int8", "int4")
-"""Precisions by how wide the ladder's limits for them are; a step is judged by the last of its parts'."""
+"""Precisions from the narrowest limits in the ladder to the widest; a step is judged by the widest of its parts."""
 RINGS: dict[Cache, type[NativeRing]] = {"fp32": NativeRing, "fp16": HalfRing, "int8": ByteRing}
 
 _AVX2 = ("avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe")
@@ -52,15 +52,15 @@ class NativeSidecar(Struct, frozen=True, kw_only=True):
     """The facts of a compiled step.
 
     Attributes:
-        instructions, platform: what it was compiled for, e.g. avx512 and Linux-x86_64.
-        precision: of weights: the bundle's, or bf16 from fp32.
+        instructions, platform: the instruction set and the system that it was compiled for: avx512, Linux-x86_64.
+        precision: precision of the weights: the bundle's, or bf16 from fp32.
         cache: precision of keys, values and tables of positions.
-        compiler: the first line of what the compiler says of itself.
+        compiler: the first line of the compiler's own description.
         weights: SHA-256 of the weight file that it was verified with.
-        sha256, bytes: of the library.
-        seconds: of compiling.
+        sha256, bytes: hash and size of the library.
+        seconds: duration of the compilation.
         reached: the largest differences of the self-test, of log-probabilities and memory, where it was built.
-        compared: what was found beside ONNX Runtime, e.g. {"logprobs": 2e-6}.
+        compared: the largest differences from ONNX Runtime, e.g. {"logprobs": 2e-6}.
         verified_on: platform and instructions of a step of the same sources that was compared in place of this one,
             which could not run there; "" if this one was.
     """
@@ -101,14 +101,14 @@ def kept_step(sha256: str) -> Path:
     Raises:
         BackendError: this user has no home folder.
     """
-    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    cache_home = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:  # a relative one is to be ignored, as its specification says: it would be in a stranger's folder
         home = Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
-        cache = given if given.is_absolute() else home
+        cache = cache_home if cache_home.is_absolute() else home
     except RuntimeError:
-        if not given.is_absolute():
+        if not cache_home.is_absolute():
             raise BackendError("this user has no home folder, expected one for caches; set XDG_CACHE_HOME") from None
-        cache = given
+        cache = cache_home
     return cache / "txl-deploy" / "native" / f"{sha256}.so"
 
 
@@ -158,7 +158,7 @@ def read_sidecar(bundle: Bundle) -> NativeSidecar:
 
 
 def check_processor(sidecar: NativeSidecar, source: str) -> None:
-    """Raise BackendError unless this machine has what a step was compiled for."""
+    """Raise BackendError if this machine lacks the system or instructions for which a step was compiled."""
     other = sidecar.platform != platform_name()
     lacks = [] if other else sorted({*FLAGS[sidecar.instructions]} - processor_flags())
     if other or lacks:
@@ -230,7 +230,7 @@ def open_step(
 
 
 def _cores() -> int:
-    """Return the number of physical cores that this process may run on, or of all processors where that is unknown."""
+    """Return the number of physical cores that this process may run on; if that is unknown, of all processors."""
     try:
         usable = os.sched_getaffinity(0)  # Linux
         shared = Path("/sys/devices/system/cpu")

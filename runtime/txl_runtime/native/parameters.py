@@ -1,7 +1,7 @@
-"""A bundle's parameters as the step in C takes them: each head's columns padded, int8 as codes with a scale per column,
-int4 as codes with a scale and a zero per column and block of inputs.
+"""A bundle's parameters in the form that the step in C takes: each head's columns are padded, int8 has codes and a
+scale per column, int4 has codes and a scale and a zero per column and block of inputs.
 
-Every tensor's type and shape is held against the manifest's config before its address is given to C.
+Every tensor's type and shape is compared with the manifest's config before its address is passed to C.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def pad_heads(array: NDArray[np.generic], axis: int, heads: int, width: int) -> 
 
 
 class Parameters:
-    """The tensors of a bundle's weight file, checked where they are asked for."""
+    """The tensors of a bundle's weight file, each checked when it is read."""
 
     def __init__(self, bundle: Bundle) -> None:
         self._bundle, self._path = bundle, bundle.file(bundle.manifest.weights)
@@ -95,18 +95,23 @@ class Parameters:
     def tensor(self, name: str, shape: Sequence[int], dtype: str = "float32") -> Array:
         """Return a tensor, C-contiguous.
 
+        For example, `tensor("softmax.biases.0", [256])`.
+
         Raises:
             BundleError: it is missing, or of a different type or shape.
         """
-        found = self._entries.get(name)
-        if found is None or DTYPES.get(found.dtype) != dtype or found.shape != tuple(shape):
-            has = "missing" if found is None else f"{found.dtype} {list(found.shape)}"
+        entry = self._entries.get(name)
+        if entry is None or DTYPES.get(entry.dtype) != dtype or entry.shape != tuple(shape):
+            has = "missing" if entry is None else f"{entry.dtype} {list(entry.shape)}"
             wanted = f"{dtype} {list(shape)}"
             raise BundleError(f"{self._path}: {name} is {has}, expected {wanted}; export the model again")
         return np.ascontiguousarray(self._bundle.weights(name)[name])
 
     def optional(self, name: str, shape: Sequence[int]) -> Floats | None:
-        """Return a tensor in float32, or None if there is none of that name."""
+        """Return a tensor in float32, or None if there is none of that name.
+
+        For example, `optional("softmax.biases.0", [256])`.
+        """
         return self.tensor(name, shape) if name in self else None
 
     def matrix(self, name: str, size: int, width: int) -> Matrix | Blocks:
@@ -159,12 +164,13 @@ class Parameters:
     def largest(self, start: str, shape: Sequence[int]) -> Floats:
         """Return the tensor with the most columns of those named `start` and a number, [*shape, columns].
 
-        Tables of positions of several programs differ in the largest distance alone.
+        Tables of positions of several programs differ in the largest distance alone. For example, of positions.1
+        [2, 4, 9] and positions.8 [2, 4, 16] the second is returned.
         """
-        found = {
+        widths = {
             name: entry.shape[-1] for name, entry in self._entries.items() if name.startswith(start) and entry.shape
         }
-        named = {name: columns for name, columns in found.items() if name.removeprefix(start).isdecimal()}
+        named = {name: columns for name, columns in widths.items() if name.removeprefix(start).isdecimal()}
         best = max(named, key=lambda name: named[name], default=f"{start}00001")
         return self.tensor(best, (*shape, named.get(best, 1)))
 

@@ -69,10 +69,10 @@ class NativeRing(HostPlacement):
             tensor[rows] = fresh
 
     def reorder(self, rows: Indices, side: int) -> None:
-        kept = {name: tensor[rows] for name, tensor in self.tensors.items()}
+        moved = {name: tensor[rows] for name, tensor in self.tensors.items()}
         self.clear(np.arange(self._batch))
         for name, tensor in self.tensors.items():
-            tensor[: len(rows)] = kept[name]
+            tensor[: len(rows)] = moved[name]
 
     def _type(self, shape: tuple[int, int], scales: int) -> np.dtype[Any]:
         """Return the type of one head's tensor of a shape, with room for a number of scales."""

@@ -100,8 +100,8 @@ def _loaded(program: str) -> Callable[[bytes], bytes]:
     sys.modules["bounded"] = module  # msgspec and dataclasses look up the annotations of classes there
     with open(program, "rb") as file:  # noqa: PTH123 - as above
         exec(compile(file.read(), program, "exec", dont_inherit=True), vars(module))  # noqa: S102 - the project's own
-    found: Callable[[bytes], bytes] = module.answer
-    return found
+    function: Callable[[bytes], bytes] = module.answer
+    return function
 
 
 def _bound_memory(memory: int) -> None:

@@ -38,8 +38,8 @@ class Bounds(Struct, frozen=True):
             value, most = getattr(self, name), 2**53 if name == "memory" else 2**31
             fits = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
             if not fits or not 0 < value <= most:
-                said = f"a {'whole ' if whole else ''}number above 0, at most {most}"
-                raise UsageError(f"bounds: {name} is {brief(repr(value))}, expected {said}; give that")
+                expected = f"a {'whole ' if whole else ''}number above 0, at most {most}"
+                raise UsageError(f"bounds: {name} is {brief(repr(value))}, expected {expected}; give that")
 
 
 class EndedError(Exception):
@@ -61,9 +61,9 @@ class Bounded:
 
     def __init__(self, program: str | Path, bounds: Bounds, most: int = 2**28) -> None:
         self._bounds, self._most, self._ended = bounds, most, ""
-        told = [Path(program).absolute(), bounds.memory, bounds.processor_seconds]
+        arguments = [Path(program).absolute(), bounds.memory, bounds.processor_seconds]
         self._process = subprocess.Popen(  # noqa: S603 - this Python, this package
-            [sys.executable, str(Path(child.__file__).absolute()), *map(str, told)],
+            [sys.executable, str(Path(child.__file__).absolute()), *map(str, arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -256,10 +256,12 @@ class AsyncSessions:
 
     def _fail(self, error: BaseException) -> None:
         """End all requests with an error that names the exception that ended the thread."""
-        said = TxlError(f"the thread of the sessions failed ({type(error).__name__}: {one_line(error)}); restart it")
+        error_for_all = TxlError(
+            f"the thread of the sessions failed ({type(error).__name__}: {one_line(error)}); restart it"
+        )
         for handle in self._handles:
             if not handle.ticket.done:
-                handle.ticket.end("error", 0, said)
+                handle.ticket.end("error", 0, error_for_all)
 
     def _finish(self) -> None:
         """End all unfinished requests, and answer posted functions that were never called with `ClosedError`."""

@@ -87,17 +87,17 @@ class Book:
                 f"the request's inputs have {work.nbytes} bytes, expected at most {limits.input_bytes}; give them in "
                 "several requests of one session"
             )
-        told = None
+        message = None
         if self.unfinished >= len(self._rows.owners) + limits.waiting:
             most = f"{len(self._rows.owners)} rows and Limits.waiting {limits.waiting}"
-            told = f"{self.unfinished} requests are unfinished, expected fewer than {most}"
+            message = f"{self.unfinished} requests are unfinished, expected fewer than {most}"
         elif self._input_bytes + work.nbytes > limits.input_bytes:
             most = f"Limits.input_bytes {limits.input_bytes}"
-            told = f"the inputs of unfinished requests have {self._input_bytes} bytes, expected fewer beside {most}"
-        if told is not None:
+            message = f"the inputs of unfinished requests have {self._input_bytes} bytes, expected fewer beside {most}"
+        if message is not None:
             self._counters.busy += 1
             half = self._pace * self.unfinished / 2  # estimated seconds until half of the requests have ended
-            raise Busy(f"{told}; come back later", min(60.0, max(1.0, half)))
+            raise Busy(f"{message}; come back later", min(60.0, max(1.0, half)))
 
     def add(self, job: Job) -> None:
         """Add a request to its session, behind the session's earlier requests."""

@@ -100,12 +100,12 @@ class Sessions:
         if unread is not None and (not is_whole(unread) or unread < 1):
             raise UsageError(f"unread is {shown(unread)}, expected a whole number of at least 1, or None")
         work = check_request(request, self._manifest, self._limits, self._parts)
-        found = self._book.named.get(name)
-        self._check_start(work, found)
+        known = self._book.named.get(name)
+        self._check_start(work, known)
         self._book.check_room(work)
-        if found is None:
-            found = self._book.open(name)
-        job = Job(work, found, Ticket(name, lambda: self._book.end(job, "cancelled"), unread), work.nbytes)
+        if known is None:
+            known = self._book.open(name)
+        job = Job(work, known, Ticket(name, lambda: self._book.end(job, "cancelled"), unread), work.nbytes)
         self._book.add(job)
         return job.ticket
 
@@ -295,8 +295,8 @@ class Sessions:
             self._rows.renew()
             for session in lost:
                 who = f"session {brief(session.name)!r}" if session.name else "the session"
-                told = f"{who} is lost, because the stream was left half changed; begin it again"
-                self._store.lose(session.key, told)
+                message = f"{who} is lost, because the stream was left half changed; begin it again"
+                self._store.lose(session.key, message)
 
     def _goes_on(self, session: Session) -> bool:
         """Return whether a session has a request that can run now; a request that does not fit the session ends with an
@@ -380,10 +380,10 @@ class Sessions:
         # e.g. Ctrl-C in a caller's `adjust`, when the token before the draw is already fed
         except BaseException as error:
             stopped = error
-            said = "the draw was interrupted, expected a token; ask again with tokens"
+            message = "the draw was interrupted, expected a token; ask again with tokens"
             for part in parts:
                 if part.interrupted:
-                    part.error = part.error or BackendError(said)
+                    part.error = part.error or BackendError(message)
         finally:
             counters = self.counters
             counters.rounds += 1

@@ -66,8 +66,8 @@ class Drafts:
         return self._read[job.session].find(most) if most > 0 else []
 
     def _of(self, session: Session) -> Repeats:
-        found = self._read.pop(session) if session in self._read else Repeats((), KEPT)
-        self._read[session] = found
+        repeats = self._read.pop(session) if session in self._read else Repeats((), KEPT)
+        self._read[session] = repeats
         if len(self._read) > self._most:
             del self._read[next(iter(self._read))]
-        return found
+        return repeats

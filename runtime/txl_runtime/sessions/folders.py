@@ -108,7 +108,7 @@ def remove(path: Path) -> None:
 
 def unwritable(place: Path, error: OSError) -> TxlError:
     """Return the error for a folder or a file that cannot be written."""
-    said = error.strerror or type(error).__name__
+    reason = error.strerror or type(error).__name__
     return TxlError(
-        f"{place}: cannot be written ({said}), expected a folder with room and rights; choose another place"
+        f"{place}: cannot be written ({reason}), expected a folder with room and rights; choose another place"
     )

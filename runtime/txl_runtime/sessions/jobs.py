@@ -39,10 +39,10 @@ class Ticket:
 
     def events(self) -> list[Event]:
         """Return the events since the last call; the last event of a request is `Finished`."""
-        found: list[Event] = []
+        events: list[Event] = []
         while self._events:
-            found.append(self._events.popleft())
-        return found
+            events.append(self._events.popleft())
+        return events
 
     def cancel(self) -> None:
         """End the request with reason "cancelled", unless it has ended; tokens fed so far stay in the state."""
@@ -178,19 +178,25 @@ class Job:
 
     @property
     def positions_left(self) -> int:
-        """The number of positions that could be fed now: the rest of the request's own, or 1 for the last
-        drawn token.
+        """The number of positions that could be fed now: the rest of the request's own, or 1 for the last drawn
+        token.
         """
         return max(1, self.length - self.at)
 
     def ids(self, count: int) -> Ids:
-        """Return the next tokens to feed, at most `count`."""
+        """Return the next tokens to feed, at most `count`.
+
+        For example, [5, 9] of the tokens [5, 9, 2] if `count` is 2.
+        """
         if self.at < self.length:
             return self.work.tokens[self.at : self.at + count]
         return np.array([self.session.pending], np.int32)
 
     def targets(self, count: int) -> Ids:
-        """Return the `count` tokens that the next `count` positions predict: each follows its position by one."""
+        """Return the `count` tokens that the next `count` positions predict: each follows its position by one.
+
+        For example, [9, 2] of the tokens [5, 9, 2].
+        """
         return self.work.tokens[self.at + 1 : self.at + 1 + count]
 
     def draws_after(self, count: int) -> bool:
@@ -250,8 +256,8 @@ class Part:
 
     @property
     def interrupted(self) -> bool:
-        """True if the number of drawn tokens does not fit the positions that were fed, because a draw was
-        interrupted.
+        """True if a draw was interrupted, so that the number of drawn tokens does not fit the positions that were
+        fed.
         """
         drawing = self.job.at - max(self.first, self.job.length - 1) if self.job.work.max_new_tokens else 0
         return len(self.drawn) != max(0, drawing)
@@ -266,14 +272,14 @@ class Part:
             try:
                 self._ends = token in work.stops or (work.until is not None and bool(work.until(token)))
             except Exception as error:
-                said = f"until failed on token {token} ({type(error).__name__}: {one_line(error)}); mend it"
-                self.error, self._ends = UsageError(said), True
+                message = f"until failed on token {token} ({type(error).__name__}: {one_line(error)}); mend it"
+                self.error, self._ends = UsageError(message), True
         return self._ends
 
     def goes_on(self) -> bool:
         """Return True if the draft predicted the latest token, and the request would feed this token next."""
-        told = len(self.drawn)
-        follows = self.error is None and told <= len(self.draft) and self.drawn[-1] == self.draft[told - 1]
+        count = len(self.drawn)
+        follows = self.error is None and count <= len(self.draft) and self.drawn[-1] == self.draft[count - 1]
         return follows and not self.ends() and not self.job.ticket.waits
 
     def fail(self, error: TxlError, broken: bool) -> None:

@@ -139,25 +139,25 @@ def check_whole(manifest: Manifest, columns: int) -> None:
 def _ids(request: Request, manifest: Manifest, limits: Limits) -> Ids:
     """Return a copy of a request's tokens, int32 [T]."""
     require_tokens(manifest, "a request of tokens")
-    given = [request.tokens] if isinstance(request.tokens, str | bytes) else request.tokens
+    tokens = [request.tokens] if isinstance(request.tokens, str | bytes) else request.tokens
     # checked first, because NumPy would make an array of texts, each as long as the longest
-    if isinstance(given, list | tuple):
-        if len(given) > limits.positions:
+    if isinstance(tokens, list | tuple):
+        if len(tokens) > limits.positions:
             raise UsageError(
-                f"the request has {len(given)} tokens, expected at most {limits.positions} positions; give it in "
+                f"the request has {len(tokens)} tokens, expected at most {limits.positions} positions; give it in "
                 "several requests of one session"
             )
-        odd = next((entry for entry in given if isinstance(entry, str | bytes)), None)
+        odd = next((entry for entry in tokens if isinstance(entry, str | bytes)), None)
         if odd is not None:
             raise UsageError(
                 f"tokens hold {shown(odd)}, expected whole numbers; encode text with model.vocabulary.encode"
             )
-    found = as_array(given, "tokens")
-    if found.ndim != 1:
-        raise UsageError(f"tokens have shape {list(found.shape)}, expected [T]; a request is of one sequence")
-    if not found.size:
+    array = as_array(tokens, "tokens")
+    if array.ndim != 1:
+        raise UsageError(f"tokens have shape {list(array.shape)}, expected [T]; a request is of one sequence")
+    if not array.size:
         return np.zeros(0, np.int32)
-    ids, _ = check_tokens(found[None], 1, manifest.vocab_size, None)
+    ids, _ = check_tokens(array[None], 1, manifest.vocab_size, None)
     return np.array(ids[0])
 
 
@@ -174,8 +174,8 @@ def _sampler(sampling: object, manifest: Manifest, parts: Parts) -> tuple[Sample
     if not is_whole(sampling.sequence) or not 0 <= sampling.sequence < 2**31:
         raise UsageError(f"sampling's sequence is {shown(sampling.sequence)}, expected a whole number of at least 0")
     for name in ("allow", "forbid"):
-        if isinstance(given := getattr(sampling, name), Iterator):
-            raise UsageError(f"sampling's {name} is {shown(given)}, which is read once, expected a list of ids")
+        if isinstance(value := getattr(sampling, name), Iterator):
+            raise UsageError(f"sampling's {name} is {shown(value)}, which is read once, expected a list of ids")
     adjusted = adjustment(manifest.vocab_size, sampling.adjust, sampling.logit_bias, sampling.allow, sampling.forbid)
     number, draft = int(sampling.sequence), longest_draft(sampling.lookup, manifest, parts)
     drawn = sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed
@@ -188,8 +188,8 @@ def _arrays(request: Request, manifest: Manifest, limits: Limits, seconds: float
         value = getattr(request, name)
         if value is PLAIN[name]:
             continue
-        given = as_array(value, name).size > 0 if name in ("tokens", "stop_tokens") else bool(value != PLAIN[name])
-        if given:
+        changed = as_array(value, name).size > 0 if name in ("tokens", "stop_tokens") else bool(value != PLAIN[name])
+        if changed:
             raise UsageError(f"a request of inputs has {name}, expected inputs alone; give tokens in place of inputs")
     inputs, counts, columns = check_inputs(request.inputs, None, manifest, 1)
     if columns > limits.positions:

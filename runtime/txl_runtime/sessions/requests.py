@@ -184,8 +184,8 @@ def joined(segments: Sequence[Outputs], table: Sequence[Output]) -> dict[str, Ar
         if axes.positions:
             whole = np.zeros(axes.sizes(1, segments[-1].first + axes.length(ending)), ending.dtype)
             for segment in segments:
-                found = segment.arrays[output.name]
-                whole[axes.window(segment.first, segment.first + axes.length(found))] = found
+                values = segment.arrays[output.name]
+                whole[axes.window(segment.first, segment.first + axes.length(values))] = values
             results[output.name] = whole
     return results
 

@@ -22,6 +22,8 @@ Best = tuple[tuple[int, float], ...]
 def score_rows(output: StreamSoftmax, features: Floats, targets: Ids, top: int) -> tuple[Floats, Ids, Floats]:
     """Return log-probabilities of the tokens that follow t positions, and the k best tokens there.
 
+    For example, features [3, 64] and `top` 2 give arrays [3], [3, 2] and [3, 2].
+
     Args:
         output: the softmax.
         features: the positions' feature rows, [t, F].
@@ -48,14 +50,16 @@ def score_rows(output: StreamSoftmax, features: Floats, targets: Ids, top: int) 
         if np.isnan(values).any():  # NaN has no order, so no best tokens exist; the caller closes the session
             logprobs[first:last] = np.nan
             continue
-        for place, found in enumerate(values, first):
-            ids[place] = best_first(found, top)
-            best[place] = found[ids[place]]
+        for place, value in enumerate(values, first):
+            ids[place] = best_first(value, top)
+            best[place] = value[ids[place]]
     return logprobs, ids, best
 
 
 def best_of(output: StreamSoftmax, features: Floats, tokens: Ids, tops: Sequence[int]) -> list[tuple[float, Best]]:
     """Return (log-probability of its token, k best tokens) for each position; (NaN, ()) if its row holds NaN.
+
+    For example, features [2, 64] give (-0.3, two best tokens) and (-2.1, two best tokens) for `tops` [2, 2].
 
     Args:
         output: the softmax.
@@ -63,15 +67,15 @@ def best_of(output: StreamSoftmax, features: Floats, tokens: Ids, tops: Sequence
         tokens: the token after each position, [n].
         tops: number k of best tokens for each position.
     """
-    found: list[tuple[float, Best]] = []
+    pairs: list[tuple[float, Best]] = []
     some = max(1, CHUNK // output.clusters[-1][1])
     for first in range(0, len(tops), some):
         values = np.zeros((len(features[first : first + some]), output.clusters[-1][1]), np.float32)
         output.logprobs(features[first : first + some], values)
         for row, token, top in zip(values, tokens[first:], tops[first:], strict=False):
             if np.isnan(row).any():
-                found.append((float("nan"), ()))
+                pairs.append((float("nan"), ()))
                 continue
             best = tuple((int(word), float(row[word])) for word in best_first(row, top)) if top else ()
-            found.append((float(row[token]), best))
-    return found
+            pairs.append((float(row[token]), best))
+    return pairs

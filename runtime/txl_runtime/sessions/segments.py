@@ -93,8 +93,8 @@ class Segments:
             rows = result.rows()
             for part in scoring:
                 top = part.job.work.top or 0
-                found = score_rows(self._loop.output, rows[part.row, : part.scored], targets[part.row], top)
-                self._tell_prompt(part, *found)
+                scores = score_rows(self._loop.output, rows[part.row, : part.scored], targets[part.row], top)
+                self._tell_prompt(part, *scores)
         if drawing:
             self._draw(parts, samplers, self._loop.output, result)
 
@@ -164,11 +164,11 @@ class Segments:
         if last and self._short:
             self._tell_last(telling, result)
             return
-        found = result.outputs() if telling else {}
+        outputs = result.outputs() if telling else {}
         for part in telling:
             row, positions = slice(part.row, part.row + 1), part.size - 1 if last else slice(part.size)
             arrays = {
-                output.name: found[output.name][output.axes.at(row, positions)].copy()
+                output.name: outputs[output.name][output.axes.at(row, positions)].copy()
                 for output in self._manifest.outputs
             }
             part.job.ticket.tell(Outputs(part.first, arrays))
@@ -207,13 +207,13 @@ class Segments:
                 part.fail(failed[part.row], broken)
         drawn = [part for part in live if part.error is None]
         asked = [part for part in drawn if part.job.work.top is not None]
-        told: dict[int, tuple[float | None, Best]] = {}
+        scores: dict[int, tuple[float | None, Best]] = {}
         if asked:
             rows = [part.row for part in asked]
             best = best_of(output, result.last()[rows], tokens[rows], [part.job.work.top or 0 for part in asked])
-            told = dict(zip(rows, best, strict=True))
+            scores = dict(zip(rows, best, strict=True))
         for part in drawn:
-            logprob, top = told.get(part.row, (None, ()))
+            logprob, top = scores.get(part.row, (None, ()))
             if logprob is not None and math.isnan(logprob):
                 part.fail(BackendError(""), broken=True)
                 continue

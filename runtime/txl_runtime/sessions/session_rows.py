@@ -64,9 +64,9 @@ class SessionRows:
         """
         assert session.row is not None
         if not session.fresh:
-            taken = self._stream.take(session.row)
-            session.fill = taken.fill
-            self._store.park(session.key, taken)
+            state = self._stream.take(session.row)
+            session.fill = state.fill
+            self._store.park(session.key, state)
             self._counters.parked += 1
         self.leave(session)
 

@@ -124,8 +124,8 @@ def check_name(name: object) -> str:
             pass
         else:
             return str(name)
-    found = f"{shown(name)}, {len(name)} characters" if isinstance(name, str) else shown(name)
-    raise UsageError(f"the session's name is {found}, expected text of 1 … {LONGEST_NAME} characters of Unicode")
+    shown_name = f"{shown(name)}, {len(name)} characters" if isinstance(name, str) else shown(name)
+    raise UsageError(f"the session's name is {shown_name}, expected text of 1 … {LONGEST_NAME} characters of Unicode")
 
 
 def largest_state(manifest: Manifest, table: Sequence[StateTensor]) -> int:
@@ -143,9 +143,9 @@ def _read(facts: dict[str, str], tensors: dict[str, Array], source: str) -> Sess
         )
     numbers = {}
     for name in (PENDING, SEEN):
-        said = facts.get(name)
-        if said is not None and not re.fullmatch("[0-9]{1,18}", said):
-            raise UsageError(f"{source}: its {name} is {shown(said)}, expected a whole number; take the state again")
-        numbers[name] = None if said is None else int(said)
+        value = facts.get(name)
+        if value is not None and not re.fullmatch("[0-9]{1,18}", value):
+            raise UsageError(f"{source}: its {name} is {shown(value)}, expected a whole number; take the state again")
+        numbers[name] = None if value is None else int(value)
     seen = numbers[SEEN]
     return SessionState(state, numbers[PENDING], max(0, int(state.fill[0])) if seen is None else seen)

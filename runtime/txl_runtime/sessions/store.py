@@ -118,9 +118,9 @@ class Recent:
 
     def idle(self, seconds: float) -> list[str]:
         """Return the names that were not used for more than `seconds`, the longest unused first."""
-        now, found = self._clock(), list[str]()
+        now, names = self._clock(), list[str]()
         for name, used in self._used.items():
             if now - used <= seconds:
                 break
-            found.append(name)
-        return found
+            names.append(name)
+        return names

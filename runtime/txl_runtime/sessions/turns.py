@@ -119,5 +119,5 @@ def leaver(owners: Sequence[Session | None], runnable: Collection[Session]) -> i
     known = [owner for owner in owners if owner is not None]
     idle = [owner for owner in known if owner not in runnable]
     served = idle or [owner for owner in known if owner.turns >= (SLICE if owner.jobs[0].at else SHORT_SLICE)]
-    found = min(served, key=lambda owner: owner.served, default=None)
-    return None if found is None else found.row
+    oldest = min(served, key=lambda owner: owner.served, default=None)
+    return None if oldest is None else oldest.row

@@ -71,10 +71,10 @@ def adjustment(
             row = called(adjust, row, tokens)
         row[biased] += biases
         if grammar is not None:
-            found = check_listed(_asked("allow", grammar, tokens), vocab_size, "what allow returned")
-            kept = np.full_like(row, -np.inf)
-            kept[found] = row[found]
-            row = kept
+            ids = check_listed(_asked("allow", grammar, tokens), vocab_size, "what allow returned")
+            masked = np.full_like(row, -np.inf)
+            masked[ids] = row[ids]
+            row = masked
         row[barred] = -np.inf
         return row
 
@@ -82,35 +82,37 @@ def adjustment(
 
 
 def called(adjust: Adjust, row: Row, tokens: Ids) -> Row:
-    """Call the caller's function; return a checked float64 copy of the row that it returns.
+    """Return a checked float64 copy [V] of the row that the caller's function returns.
+
+    For example, `adjust` gets a row [256] and the tokens so far, [12], and may set entries of the row to -inf.
 
     Raises:
         UsageError: the function failed, or returned no row to draw from.
     """
     size = len(row)
-    given = _asked("adjust", adjust, row, tokens)
+    result = _asked("adjust", adjust, row, tokens)
     try:
-        found = np.zeros(0) if isinstance(given, np.ma.MaskedArray) else np.asarray(given)
+        changed = np.zeros(0) if isinstance(result, np.ma.MaskedArray) else np.asarray(result)
     except Exception:  # an array on a device, or rows of different lengths
-        found = np.zeros(0, np.object_)
-    if found.shape != (size,) or found.dtype.kind != "f":
-        what = f"{found.dtype} {list(found.shape)}" if isinstance(given, np.ndarray) else shown(given)
+        changed = np.zeros(0, np.object_)
+    if changed.shape != (size,) or changed.dtype.kind != "f":
+        what = f"{changed.dtype} {list(changed.shape)}" if isinstance(result, np.ndarray) else shown(result)
         raise UsageError(
             f"adjust returned {what}, expected float64 or float32 [{size}], a log-probability for each token; return "
             "the row that it was given, changed"
         )
-    best = found.max()
+    best = changed.max()
     if not best < np.inf:  # also true for NaN
-        at = int(np.flatnonzero(~(found < np.inf))[0])
+        at = int(np.flatnonzero(~(changed < np.inf))[0])
         raise UsageError(
-            f"adjust returned {found[at]} for token {at}, expected a number, or -inf for a token that is never drawn"
+            f"adjust returned {changed[at]} for token {at}, expected a number, or -inf for a token that is never drawn"
         )
     if best == -np.inf:
         raise UsageError(
             f"no token may be drawn after {len(tokens)} tokens: all log-probabilities are -inf, expected at least one "
             "that is not; let allow, forbid and adjust leave one"
         )
-    return found.astype(np.float64)
+    return changed.astype(np.float64)
 
 
 class Past:
@@ -120,7 +122,7 @@ class Past:
         self._held, self._count = np.zeros(0, np.int32), 0
 
     def add(self, tokens: Ids) -> None:
-        """Add tokens, int32 [n]."""
+        """Add tokens, int32 [n]. After `add([3, 5])` and `add([7])`, `tokens()` is [3, 5, 7]."""
         count = self._count + len(tokens)
         if count > len(self._held):
             held = np.empty(2 * count, np.int32)
@@ -130,21 +132,21 @@ class Past:
         self._count = count
 
     def tokens(self) -> Ids:
-        """Return the tokens, int32 [n], read-only; later tokens do not change this array."""
-        found = self._held[: self._count]
-        found.flags.writeable = False
-        return found
+        """Return the tokens, int32 [n], read-only; later tokens do not change this array. For example, [3, 5, 7]."""
+        tokens = self._held[: self._count]
+        tokens.flags.writeable = False
+        return tokens
 
 
-def _asked(what: str, function: Callable[..., Any], *given: Any) -> Any:
+def _asked(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a caller's function and return its result; raise UsageError if the function raises."""
     try:
-        return function(*given)
+        return function(*arguments)
     except TxlError:
         raise
     except Exception as error:
         raise UsageError(
-            f"{what} failed after {len(given[-1])} tokens ({type(error).__name__}: {one_line(error)}), expected a "
+            f"{what} failed after {len(arguments[-1])} tokens ({type(error).__name__}: {one_line(error)}), expected a "
             "result; mend it"
         ) from error
 

@@ -47,6 +47,8 @@ class BestWords:
     def best(self, b: int) -> tuple[Ids, NDArray[np.bool_]]:
         """Return each sequence's best word [b], and whether it is certain [b]: False if a second word of its part is
         equally good.
+
+        Of two sequences, for example ([17, 4], [True, False]).
         """
         firsts, seconds = (
             np.array([values[:b, min(at, values.shape[1] - 1)] for values in self._values]) for at in (0, 1)
@@ -61,6 +63,8 @@ class BestWords:
 
     def candidates(self, stream: int, temperature: float, top_k: int | None, top_p: float | None) -> Weighted | None:
         """Return the words that may be drawn for a sequence, as `Sampler` finds them in a row; None if a row is needed.
+
+        With `top_k` 2, for example ([17, 4], [0.7, 0.3]).
 
         Raises:
             BackendError: the log-probabilities hold NaN.
@@ -98,8 +102,10 @@ class BestWords:
         return (ids[:low], weights[:low]) if low == high else None
 
     def against(self, row: Floats, temperature: float) -> Iterator[tuple[Floats, Floats]]:
-        """Yield pairs (found, expected from the whole row [b, V]) for each part: values, values at the ids, logs of
+        """Yield pairs (result, expected from the whole row [b, V]) for each part: values, values at the ids, logs of
         sums.
+
+        With V 256 and two parts, the ids of a part may be [2, 8].
         """
         b = len(row)
         for part, (first, last) in enumerate(self._clusters):

@@ -49,6 +49,8 @@ class CarriedState:
     def fill(self) -> Ids:
         """The number of memory rows of each sequence, int32 [b], 0 … memory_length; zeros if the model has no memory
         rows.
+
+        For example, [16, 3] after sequence 1 was reset.
         """
         self._settle()
         return self.loop.fill[: self._b].copy()
@@ -72,7 +74,10 @@ class CarriedState:
         return dict(self.iter_memory())
 
     def iter_memory(self) -> Iterator[tuple[str, Floats]]:
-        """Yield the tensors of `memory` one at a time, because all of them together may be larger than the weights."""
+        """Yield the tensors of `memory` one at a time, because all of them together may be larger than the weights.
+
+        For example, ("layers.00.hidden", [2, 16, 32]).
+        """
         if not self._can.count_rows:
             names = ", ".join(state.name for state in self._states) or "nothing"
             raise UsageError(f"the model carries {names}, expected memory rows; use state() to see what it carries")
@@ -116,8 +121,8 @@ class CarriedState:
             True
         """
         self._ready()
-        found = self.loop.take(self._alone(row, "take"))
-        return states.TakenState(found.fill, found.head, found.tensors, self._manifest, self._states)
+        state = self.loop.take(self._alone(row, "take"))
+        return states.TakenState(state.fill, state.head, state.tensors, self._manifest, self._states)
 
     def put(self, row: int, state: RowState | StreamState) -> None:
         """Let one sequence continue from a state that `take` returned, or from a `StreamState` of one sequence.
@@ -129,10 +134,10 @@ class CarriedState:
         """
         self._ready()
         which = self._alone(row, "put")
-        found = states.checked_row(state, self._manifest, self._states)
+        rows = states.checked_row(state, self._manifest, self._states)
         with self._changing():
             self.loop.clear(np.array([which]) if self._can.run_apart else np.arange(self._manifest.batch_size))
-            self.loop.put(which, found)
+            self.loop.put(which, rows)
 
     def reset(self, rows: ArrayLike | None = None) -> None:
         """Set sequences to their first state: all of them, or the ones in `rows`, e.g. [1] or [False, True].

@@ -41,19 +41,19 @@ def check_tokens(
         (array([[5, 6, 7],
                [8, 0, 0]], dtype=int32), array([3, 1], dtype=int32))
     """
-    found = _integers(tokens, what)
-    if found.ndim == 2:
-        check_columns(found.shape[1], most, what)
-    if found.ndim != 2 or found.shape[0] != batch_size or found.shape[1] < 1:
+    ids = _integers(tokens, what)
+    if ids.ndim == 2:
+        check_columns(ids.shape[1], most, what)
+    if ids.ndim != 2 or ids.shape[0] != batch_size or ids.shape[1] < 1:
         raise UsageError(
-            f"{what} have shape {list(found.shape)}, expected [{batch_size}, T] with T at least 1; "
+            f"{what} have shape {list(ids.shape)}, expected [{batch_size}, T] with T at least 1; "
             "one row per stream, `tokens[None]` for a single one"
         )
-    counts = check_lengths(lengths, batch_size, found.shape[1])
-    kept = found if lengths is None else np.where(np.arange(found.shape[1]) < counts[:, None], found, 0)
-    if not ids_fit(kept, vocab_size):
-        check_ids(found, kept.astype(np.uint64) >= vocab_size, vocab_size, what)  # -1 becomes 2**64 - 1
-    return kept.astype(np.int32), counts
+    counts = check_lengths(lengths, batch_size, ids.shape[1])
+    counted = ids if lengths is None else np.where(np.arange(ids.shape[1]) < counts[:, None], ids, 0)
+    if not ids_fit(counted, vocab_size):
+        check_ids(ids, counted.astype(np.uint64) >= vocab_size, vocab_size, what)  # -1 becomes 2**64 - 1
+    return counted.astype(np.int32), counts
 
 
 def ids_fit(found: NDArray[Any], vocab_size: int) -> bool:
@@ -68,7 +68,10 @@ def ids_fit(found: NDArray[Any], vocab_size: int) -> bool:
 
 
 def check_ids(found: NDArray[Any], bad: NDArray[np.bool_], vocab_size: int, what: str) -> None:
-    """Raise UsageError for the first id that `bad` marks, if any."""
+    """Raise UsageError for the first id that `bad` marks, if any.
+
+    For example, ids [[1, 300]] with `bad` [[False, True]] where V is 256.
+    """
     if np.count_nonzero(bad):
         place = np.argwhere(bad)[0].tolist()
         raise UsageError(
@@ -87,11 +90,11 @@ def check_listed(given: object, vocab_size: int, what: str) -> NDArray[np.int64]
     else:
         most = max(MOST_NAMED, vocab_size)
         try:
-            found: tuple[Any, ...] = tuple(islice(given, most + 1))  # type: ignore[call-overload]
+            values: tuple[Any, ...] = tuple(islice(given, most + 1))  # type: ignore[call-overload]
         except Exception:  # not iterable, an array without axes, or an object whose __iter__ raises
-            found = (None,)
-        if len(found) <= most and all(is_whole(token) and 0 <= token < vocab_size for token in found):
-            return np.array(found, np.int64)
+            values = (None,)
+        if len(values) <= most and all(is_whole(token) and 0 <= token < vocab_size for token in values):
+            return np.array(values, np.int64)
     raise UsageError(f"{what} is {shown(given)}, expected a list of ids, 0 … {vocab_size - 1} each")
 
 
@@ -130,39 +133,39 @@ def check_lengths(lengths: ArrayLike | None, batch_size: int, most: int) -> NDAr
         counts = np.empty(batch_size, np.int32)
         counts.fill(most)
         return counts
-    found = _integers(lengths, "lengths")
-    if found.shape != (batch_size,) or (found < 0).any() or (found > most).any():
+    array = _integers(lengths, "lengths")
+    if array.shape != (batch_size,) or (array < 0).any() or (array > most).any():
         raise UsageError(
-            f"lengths are {few(found)}, expected {batch_size} whole numbers of 0 … {most}; 0 leaves a stream idle"
+            f"lengths are {few(array)}, expected {batch_size} whole numbers of 0 … {most}; 0 leaves a stream idle"
         )
-    return found.astype(np.int32)
+    return array.astype(np.int32)
 
 
 def check_rows(rows: ArrayLike, streams: int) -> NDArray[np.int64]:
     """Return indices of streams, int64, from whole numbers or one bool per stream: [0, 2] from [True, False, True]."""
-    found = as_array(rows, "rows")
-    if found.size > MOST_NAMED:
-        raise UsageError(f"rows have shape {list(found.shape)}, expected at most {MOST_NAMED} indices of streams")
-    if found.dtype == np.bool_ and found.shape == (streams,):
-        return np.flatnonzero(found)
-    if found.size == 0:
+    array = as_array(rows, "rows")
+    if array.size > MOST_NAMED:
+        raise UsageError(f"rows have shape {list(array.shape)}, expected at most {MOST_NAMED} indices of streams")
+    if array.dtype == np.bool_ and array.shape == (streams,):
+        return np.flatnonzero(array)
+    if array.size == 0:
         return np.empty(0, np.int64)
-    found = np.atleast_1d(_integers(rows, "rows"))
-    if found.ndim != 1 or (found < 0).any() or (found >= streams).any():
-        raise UsageError(f"rows are {few(found)}, expected indices of streams, 0 … {streams - 1}")
-    return found.astype(np.int64)
+    array = np.atleast_1d(_integers(rows, "rows"))
+    if array.ndim != 1 or (array < 0).any() or (array >= streams).any():
+        raise UsageError(f"rows are {few(array)}, expected indices of streams, 0 … {streams - 1}")
+    return array.astype(np.int64)
 
 
 def check_path(path: object) -> Path:
     """Return a path from a str or an os.PathLike; raise UsageError for anything else."""
     if isinstance(path, str | os.PathLike):
         try:
-            found = Path(path)
-            named = os.fsencode(found)
+            place = Path(path)
+            named = os.fsencode(place)
         except (TypeError, ValueError):  # a PathLike of bytes, or characters that the file system cannot encode
             named = b"\0"
         if b"\0" not in named:
-            return found
+            return place
     raise UsageError(f"the path is {shown(path)}, expected a str or a pathlib.Path")
 
 
@@ -186,12 +189,15 @@ def as_array(values: ArrayLike, what: str) -> NDArray[Any]:
     except ValueError:
         raise UsageError(f"{what} have rows of different lengths, expected one rectangular array; pad them") from None
     except Exception as error:  # an array on a device, or an object whose __array__ raises
-        said = one_line(error)
-        raise UsageError(f"{what} cannot be read by NumPy ({said}), expected an array in the host's memory") from None
+        reason = one_line(error)
+        raise UsageError(f"{what} cannot be read by NumPy ({reason}), expected an array in the host's memory") from None
 
 
 def zeros(shape: tuple[int, ...], what: str = "results") -> NDArray[np.float32]:
-    """Return float32 zeros, e.g. [b, T, V], to hold results; raise UsageError if memory does not suffice."""
+    """Return float32 zeros, e.g. [b, T, V], to hold results; raise UsageError if memory does not suffice.
+
+    For example, `zeros((2, 3, 256))`.
+    """
     try:
         return np.zeros(shape, np.float32)
     except (MemoryError, ValueError):
@@ -215,14 +221,14 @@ def few(found: NDArray[Any]) -> str:
 
 
 def _integers(values: ArrayLike, what: str) -> NDArray[Any]:
-    found = as_array(values, what)
-    if not found.size:
-        return found.astype(np.int64)  # NumPy makes an empty list float64
-    if found.dtype.kind not in "iu":
-        text = "tokens" in what and found.dtype.kind in "USO"
+    array = as_array(values, what)
+    if not array.size:
+        return array.astype(np.int64)  # NumPy makes an empty list float64
+    if array.dtype.kind not in "iu":
+        text = "tokens" in what and array.dtype.kind in "USO"
         advice = "encode text with model.vocabulary.encode" if text else "convert them with astype('int32')"
-        raise UsageError(f"{what} are {found.dtype}, expected whole numbers; {advice}")
-    return found
+        raise UsageError(f"{what} are {array.dtype}, expected whole numbers; {advice}")
+    return array
 
 
 def is_whole(value: object) -> TypeGuard[int]:

@@ -1,6 +1,7 @@
-"""A store of what was read, searched for each prediction, and its mixture with what the model says.
+"""A store of texts that were read, which is searched for each prediction, and its mixture with the model's
+distribution.
 
-The store itself, and whatever searches it, are the application's: a stream only calls `Datastore.shares`.
+The application has the store itself and its search: a stream only calls `Datastore.shares`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from txl_runtime.types import Array, Floats, Ids
 Shares = NDArray[np.float64]
 """Shares of the probability, float64 [n, K]: each goes to one neighbour's token."""
 Entropies = Callable[[], NDArray[np.float64]]
-"""A function that returns the entropy of what the model says at each position, float64 [n], in nats."""
+"""A function that returns the entropy of the model's distribution at each position, float64 [n], in nats."""
 ROWS = 16
 """Rows of log-probabilities that are computed at a time for entropies: 16 MB for 267,735 words."""
 
@@ -53,21 +54,24 @@ def check_datastore(datastore: object, output: object) -> None:
 
 
 def searched(datastore: Datastore, features: Floats, output: StreamSoftmax) -> tuple[Ids, Shares]:
-    """Search a store; return tokens and shares, [n, K], which are as the protocol says.
+    """Search a store; return checked tokens int32 [n, K] and shares float64 [n, K], as `Datastore.shares` describes
+    them.
+
+    For example, features [3, 64] and K 8 give [3, 8] twice.
 
     Args:
         features: rows that enter the softmax `output`, float32 [n, F].
 
     Raises:
-        UsageError: they are not.
+        UsageError: the store returned arrays of a different shape or dtype, or shares that are no shares.
     """
     vocab_size = output.clusters[-1][1]
-    found = datastore.shares(features, partial(entropies, output, features))
+    neighbours = datastore.shares(features, partial(entropies, output, features))
     try:
-        tokens, shares = map(np.asarray, found)
+        tokens, shares = map(np.asarray, neighbours)
     except (TypeError, ValueError):
         raise UsageError(
-            f"a datastore returned {shown(found)}, expected tokens and shares; mend its `shares`"
+            f"a datastore returned {shown(neighbours)}, expected tokens and shares; mend its `shares`"
         ) from None
     if tokens.dtype.kind not in "iu" or shares.dtype != np.float64:
         wrong = f"tokens of {tokens.dtype} and shares of {shares.dtype}, expected whole numbers and float64"
@@ -83,14 +87,17 @@ def searched(datastore: Datastore, features: Floats, output: StreamSoftmax) -> t
 
 
 def entropies(output: StreamSoftmax, features: Floats) -> NDArray[np.float64]:
-    """Return the entropy of the whole softmax after each of n feature rows [n, F], float64 [n], in nats."""
-    rows, found = np.empty((ROWS, output.clusters[-1][1]), np.float32), np.empty(len(features))
+    """Return the entropy of the whole softmax after each of n feature rows [n, F], float64 [n], in nats.
+
+    Of two words that are equally likely it is log 2 = 0.69.
+    """
+    rows, entropy = np.empty((ROWS, output.clusters[-1][1]), np.float32), np.empty(len(features))
     for first in range(0, len(features), ROWS):
         some = features[first : first + ROWS]
         logprobs = rows[: len(some)]
         output.logprobs(some, logprobs)
-        found[first : first + ROWS] = -(np.exp(logprobs) * np.maximum(logprobs, -1e4)).sum(axis=1, dtype=np.float64)
-    return found
+        entropy[first : first + ROWS] = -(np.exp(logprobs) * np.maximum(logprobs, -1e4)).sum(axis=1, dtype=np.float64)
+    return entropy
 
 
 def check_features(what: str, output: object) -> None:
@@ -105,25 +112,29 @@ def check_features(what: str, output: object) -> None:
 def mixed(row: Shares, tokens: Array, shares: Shares) -> Shares:
     """Return log(shares by token + (1 - their sum) · exp(row)), float64 [V].
 
+    For example, two words of probability 0.5 each and a share 0.2 for token 0 give log [0.6, 0.4].
+
     Args:
         row: natural log-probabilities, float64 [V].
         tokens, shares: neighbours' tokens [K], and shares [K] that add up to less than 1.
     """
-    found, at = np.unique(tokens, return_inverse=True)
+    ids, at = np.unique(tokens, return_inverse=True)
     result: Shares = row + np.log1p(-shares.sum())
     with np.errstate(divide="ignore"):  # a share of 0: the token keeps what the model gives it
-        result[found] = np.logaddexp(result[found], np.log(np.bincount(at, shares, len(found))))
+        result[ids] = np.logaddexp(result[ids], np.log(np.bincount(at, shares, len(ids))))
     return result
 
 
 def mixed_nll(nll: Floats, targets: Ids, tokens: Ids, shares: Shares) -> Floats:
     """Return the negative log-likelihoods of targets [n] after the mixture, float32 [n], from the model's own [n].
 
+    For example, a target of probability 0.5 whose token has a share 0.2 gets -log(0.2 + 0.8 · 0.5) = 0.51.
+
     Args:
         tokens, shares: neighbours' tokens and shares, [n, K].
     """
     hits = np.where(tokens == targets[:, None], shares, 0.0).sum(axis=1)
     with np.errstate(divide="ignore"):  # no neighbour was followed by the target
-        found = -np.logaddexp(np.log(hits), np.log1p(-shares.sum(axis=1)) - nll)
-    result: Floats = found.astype(np.float32)
+        mixture = -np.logaddexp(np.log(hits), np.log1p(-shares.sum(axis=1)) - nll)
+    result: Floats = mixture.astype(np.float32)
     return result

@@ -52,15 +52,15 @@ def feed_arrays(found: Checked, manifest: Manifest, batch_size: int, run: Segmen
     return results
 
 
-def _place(axes: Axes, found: Array, result: Array, first: int, counts: Ids, last: bool) -> None:
+def _place(axes: Axes, values: Array, result: Array, first: int, counts: Ids, last: bool) -> None:
     """Copy a segment's output to its positions in the whole result."""
     if not axes.positions:
         live = axes.at(counts > 0)
-        result[live] = found[live]
+        result[live] = values[live]
     elif not last:
-        result[axes.window(first, first + axes.length(found))] = found
+        result[axes.window(first, first + axes.length(values))] = values
     elif axes.batch is None:
-        result[...] = found[axes.at(positions=int(counts.max()) - 1)]
+        result[...] = values[axes.at(positions=int(counts.max()) - 1)]
     else:
         for row in np.flatnonzero(counts).tolist():
-            result[axes.still.at(row)] = found[axes.at(row, int(counts[row]) - 1)]
+            result[axes.still.at(row)] = values[axes.at(row, int(counts[row]) - 1)]

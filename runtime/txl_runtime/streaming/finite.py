@@ -13,15 +13,15 @@ from txl_runtime.types import Array, Arrays, Ids
 def run_finite(loop: Loop, manifest: Manifest, inputs: Arrays, counts: Ids, commit: bool) -> dict[str, Array]:
     """Run a segment and return its outputs, e.g. [b, T, F]; raise an error if any value is NaN or infinite.
 
-    After an error the state is unchanged; see `Stream.run`.
+    After an error the state is unchanged; see `Stream.run`. For example, {"logprobs": [2, 5, 256]}.
     """
     for entry in manifest.inputs:
         if entry.name in inputs:
             _refuse(UsageError, f"input {entry.name}", inputs[entry.name], entry.axes.batch, counts)
     try:
-        found = loop.run(inputs, counts, "rows", commit=False).outputs()
+        outputs = loop.run(inputs, counts, "rows", commit=False).outputs()
         for output in manifest.outputs:
-            _refuse(BackendError, f"output {output.name}", found[output.name], output.axes.batch, counts)
+            _refuse(BackendError, f"output {output.name}", outputs[output.name], output.axes.batch, counts)
         for state, array in loop.written():
             finite = np.where(np.isinf(array), 0, array)  # a state may start as infinity, e.g. a running maximum
             _refuse(BackendError, f"state {state.name}", finite, state.batch_axis, counts)
@@ -30,7 +30,7 @@ def run_finite(loop: Loop, manifest: Manifest, inputs: Arrays, counts: Ids, comm
         raise
     if commit:
         loop.commit()
-    return found
+    return outputs
 
 
 def _refuse(kind: type[TxlError], what: str, array: Array, batch: int | None, counts: Ids) -> None:

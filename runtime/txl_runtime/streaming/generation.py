@@ -23,11 +23,13 @@ class Generation(Generator[Ids, None, None]):
         self._drawn, self._ends = drawn, ends
 
     def send(self, value: None) -> Ids:
-        """Return the next tokens, as `next` does."""
+        """Return the next tokens, as `next` does. For example, [17, 4] of two sequences."""
         return self._drawn.send(value)
 
     def throw(self, kind: Any, value: Any = None, at: Any = None, /) -> Ids:
-        """Raise an error inside the generator, which ends it; tokens fed so far stay in the state."""
+        """Raise an error inside the generator, which ends it. After 3 of 10 tokens, those that were fed stay in the
+        state.
+        """
         return self._drawn.throw(kind if value is None else value)
 
     @property
@@ -106,18 +108,20 @@ class Ends:
     def take(self, tokens: Ids, running: NDArray[np.bool_], last: bool) -> None:
         """Process one token [b] per running sequence; set running [b] to False for each sequence that ends.
 
+        For example, tokens [17, 4] with `running` [True, False] are one token of sequence 0.
+
         Args:
             last: True if these are the last tokens: no text is held back then.
         """
         if not self._ids and not self._texts:
             return
-        ended, said = np.isin(tokens, self._ids), [""] * len(self._texts)
+        ended, texts = np.isin(tokens, self._ids), [""] * len(self._texts)
         for row, text in enumerate(self._texts):
             if running[row]:
                 if not ended[row]:
-                    said[row] = text.feed(self._pieces.bytes_of(int(tokens[row])))
+                    texts[row] = text.feed(self._pieces.bytes_of(int(tokens[row])))
                     ended[row] = text.stopped
                 if last or ended[row]:
-                    said[row] += text.finish()
+                    texts[row] += text.finish()
         running &= ~ended
-        self.said = tuple(said)
+        self.said = tuple(texts)

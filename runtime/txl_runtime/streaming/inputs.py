@@ -39,9 +39,9 @@ def refusal(manifest: Manifest, what: str) -> str:
         read = ", ".join(f"{entry.name} ({entry.role})" for entry in manifest.given) or "nothing"
         return f"{what} takes token ids alone, but this model reads {read}; {instead}"
     if logprobs is None:
-        given = ", ".join(f"{output.name} ({output.role})" for output in manifest.outputs) or "nothing"
+        outputs = ", ".join(f"{output.name} ({output.role})" for output in manifest.outputs) or "nothing"
         return (
-            f"{what} needs log-probabilities, but this model returns {given}, expected an output of role logprobs; "
+            f"{what} needs log-probabilities, but this model returns {outputs}, expected an output of role logprobs; "
             f"{instead}"
         )
     if not manifest.can.feed_tokens:
@@ -65,12 +65,15 @@ def require_tokens(manifest: Manifest, what: str) -> None:
     Raises:
         UsageError: the model reads other inputs, returns no log-probabilities, or has no state after every token.
     """
-    if said := refusal(manifest, what):
-        raise UsageError(said)
+    if message := refusal(manifest, what):
+        raise UsageError(message)
 
 
 def token_inputs(manifest: Manifest, ids: Ids) -> dict[str, Array]:
-    """Return tokens [b, T] by the input's name and in its order of axes, e.g. {"ids": [T, b]}."""
+    """Return tokens [b, T] by the input's name and in its order of axes, e.g. {"ids": [T, b]}.
+
+    Tokens [2, 5] become {"ids": [5, 2]} there.
+    """
     tokens = manifest.tokens
     assert tokens is not None, "asked for by `require_tokens`"
     return {tokens.name: ids if tokens.axes.plain else tokens.axes.from_rows(ids)}
@@ -97,7 +100,7 @@ class Segments:
     def run(
         self, loop: Loop, b: int, inputs: object, lengths: ArrayLike | None, commit: bool, finite: bool
     ) -> dict[str, Array]:
-        """Run one segment, as `Stream.run` describes."""
+        """Run one segment, as `Stream.run` describes. For example, {"x": [2, 5, 8]} gives {"y": [2, 5, 8]}."""
         if commit is not True or finite is not False:
             commit, finite = check_flag(commit, "commit"), check_flag(finite, "require_finite")
         arrays, counts, columns, whole = self.check(inputs, lengths, b)
@@ -110,15 +113,18 @@ class Segments:
         return run_finite(loop, self._manifest, arrays, counts, commit)
 
     def check(self, inputs: Any, lengths: ArrayLike | None, b: int) -> Checked:
-        """Return the checked inputs of b sequences; raise the UsageError of `check_inputs`."""
+        """Return the checked inputs of b sequences; raise the UsageError of `check_inputs`.
+
+        For example, {"x": [2, 5, 8]} with `lengths` [5, 3].
+        """
         key = self._kind(inputs, b) if lengths is None else None
-        found = None if key is None else self._good.get(key)
-        if found is not None:
+        checked = None if key is None else self._good.get(key)
+        if checked is not None:
             for name, vocab in self._tokens:
                 if not ids_fit(inputs[name], vocab):
                     break
             else:
-                return inputs, *found, True
+                return inputs, *checked, True
         arrays, counts, columns = check_inputs(inputs, lengths, self._manifest, b)
         manifest = self._manifest
         size = segment_size(columns, manifest.segment_lengths, manifest.can.run_ragged)
@@ -190,6 +196,8 @@ def check_inputs(
 def check_segment(columns: int, counts: Ids, manifest: Manifest, what: str) -> None:
     """Check that the model can run a segment of this length, and that lockstep sequences all run or all are idle.
 
+    For example, 5 columns with counts [5, 3].
+
     Raises:
         UsageError: the model cannot run this segment.
     """
@@ -251,6 +259,8 @@ def segment_size(left: int, known: Sequence[int], ragged: bool) -> int | None:
 def check_cuttable(cuts: Sequence[tuple[int, int, Ids]], manifest: Manifest, instead: str) -> None:
     """Check that arrays can be cut: if there is more than one segment, an array may have only one axis of positions.
 
+    For example, cuts (0, 4, [4, 4]) and (4, 5, [1, 0]) are two segments.
+
     Raises:
         UsageError: an array has several axes of positions, e.g. ["B", "L", "L"]; `instead` is the message's advice.
     """
@@ -308,27 +318,27 @@ def _columns(entry: Input, array: Array, batch_size: int, columns: int | None) -
     """Return T, the number of positions, from this input; raise UsageError if it differs from `columns`,
     the T so far.
     """
-    axes, found = entry.axes, array.shape
+    axes, shape = entry.axes, array.shape
     if columns is None and axes.positions and axes.positions[0] < array.ndim:
         columns = axes.length(array)
-    if found != axes.sizes(batch_size, columns or 0) or (axes.positions and (columns or 0) < 1):
+    if shape != axes.sizes(batch_size, columns or 0) or (axes.positions and (columns or 0) < 1):
         known = "T" if columns is None or columns < 1 else str(columns)
         more = f"{known} + {entry.lookahead}" if entry.lookahead else known
         sizes = ", ".join(map(str, axes.filled(str(batch_size), more)))
         todo = ", with the same T of at least 1 in all inputs" if axes.positions else ""
-        if not todo and axes.batch is not None and found[axes.batch : axes.batch + 1] != (batch_size,):
+        if not todo and axes.batch is not None and shape[axes.batch : axes.batch + 1] != (batch_size,):
             todo = f"; the stream has {batch_size} sequences, model.stream(b) opens others"
-        raise UsageError(f"{entry.name} has shape {list(found)}, expected [{sizes}]{todo or '; reshape it'}")
+        raise UsageError(f"{entry.name} has shape {list(shape)}, expected [{sizes}]{todo or '; reshape it'}")
     return columns
 
 
 def _described(table: Sequence[Input]) -> str:
-    told = [f"{entry.name} {entry.dtype} {list(entry.shape)}" for entry in table]
-    return ", ".join(told) or "none"
+    entries = [f"{entry.name} {entry.dtype} {list(entry.shape)}" for entry in table]
+    return ", ".join(entries) or "none"
 
 
 def _listed(numbers: Sequence[int]) -> str:
-    found = sorted(set(numbers))
-    if len(found) > 20:
-        return f"{', '.join(map(str, found[:10]))} … or {found[-1]}"
-    return " or ".join([", ".join(map(str, found[:-1])), str(found[-1])]) if len(found) > 1 else str(found[0])
+    values = sorted(set(numbers))
+    if len(values) > 20:
+        return f"{', '.join(map(str, values[:10]))} … or {values[-1]}"
+    return " or ".join([", ".join(map(str, values[:-1])), str(values[-1])]) if len(values) > 1 else str(values[0])

@@ -206,13 +206,16 @@ class Positions(StreamSoftmax):
         live = np.flatnonzero(np.arange(length) < ran[:, None])
         # padded to a multiple of b, because an engine is bound to few numbers of rows
         filled = np.resize(live, -(-live.size // b) * b)
-        found = output.head(self._rows.reshape(b * length, width)[filled])
-        heads = np.zeros((b * length, found.shape[1]), np.float32)
-        heads[live] = found[: live.size]
+        head = output.head(self._rows.reshape(b * length, width)[filled])
+        heads = np.zeros((b * length, head.shape[1]), np.float32)
+        heads[live] = head[: live.size]
         self._heads = heads.reshape(b, length, -1)
 
     def step(self, sequences: NDArray[np.bool_]) -> None:
-        """Go on to the next position, and count it as one to commit for the sequences in this mask, bool [b]."""
+        """Go on to the next position, and count it as one to commit for the sequences in this mask, bool [b].
+
+        For example, [True, False] counts one more position for sequence 0.
+        """
         self.at, self.counts = self.at + 1, self.counts + sequences
 
     def keep(self, loop: Loop) -> None:
@@ -229,7 +232,10 @@ class Positions(StreamSoftmax):
         self._output.logprobs(features, out)
 
     def head(self, features: Floats) -> Floats:
-        """Return the head's values at the position of the next draw, to which the features belong."""
+        """Return the head's values at the position of the next draw, to which the features belong.
+
+        For example, features [2, 64] give [2, 256].
+        """
         return self._heads[:, self.at]
 
     def tail(self, features: Floats, cluster: int) -> Floats:
@@ -254,7 +260,10 @@ class Draft(Positions):
         self._fed = fed.copy()  # copied, because the caller clears the entry of a sequence that stops
 
     def follows(self, tokens: Ids, fed: NDArray[np.bool_]) -> bool:
-        """Go on to the next position if the draft predicted these tokens [b] there; return whether it did."""
+        """Go on to the next position if the draft predicted these tokens [b] there; return whether it did.
+
+        For example, it predicted [17, 4], and [17, 4] were drawn.
+        """
         goes_on = self.at + 1 < self._ids.shape[1] and np.array_equal(fed, self._fed)
         if goes_on and np.array_equal(self._ids[fed, self.at + 1], tokens[fed]):
             self.step(fed)
@@ -281,17 +290,18 @@ class Lookup:
         self._draft: weakref.ref[Draft] | None = None
 
     def add(self, tokens: Ids) -> None:
-        """Add one drawn token of each sequence, int32 [b]."""
+        """Add one drawn token of each sequence, int32 [b]. For example, [17, 4] of two sequences."""
         for repeats, token in zip(self._read, tokens.tolist(), strict=True):
             repeats.add((token,))
 
     def find(self, fed: NDArray[np.bool_], most: int) -> Ids | None:
         """Return drafts of equal length, int32 [b, k] with k at most `most`; None if a sequence in `fed` has no draft.
 
-        This call also ends the time measurement of the previous step or draft.
+        This call also ends the time measurement of the previous step or draft. For example, [[5, 9, 2], [7, 1, 1]] for
+        two sequences.
         """
-        kept, self._kept = self._kept, 0
-        self.pace.count(kept > 0, kept or 1)
+        accepted, self._kept = self._kept, 0
+        self.pace.count(accepted > 0, accepted or 1)
         most = min(most, self._most)
         if most < 1 or not self.pace.allows():
             return None
@@ -303,13 +313,19 @@ class Lookup:
         return np.array(drafts, np.int32)
 
     def begin(self, output: StreamSoftmax, result: Result, ids: Ids, fed: NDArray[np.bool_]) -> Draft:
-        """Return the `Draft` of a segment that has run; the arguments are those of `Draft`."""
+        """Return the `Draft` of a segment that has run; the arguments are those of `Draft`.
+
+        For example, ids [[17, 5, 9, 2]]: the token to feed and the draft of 3 behind it.
+        """
         draft = Draft(output, result, ids, fed)
         self._draft, self._kept = weakref.ref(draft), 1
         return draft
 
     def follows(self, opened: Positions | None, tokens: Ids, fed: NDArray[np.bool_]) -> bool:
-        """Go on in `opened` if it is this generation's draft and predicted these tokens [b]; return whether it did."""
+        """Go on in `opened` if it is this generation's draft and predicted these tokens [b]; return whether it did.
+
+        For example, the draft [[5, 9, 2]] predicted [5].
+        """
         draft = None if self._draft is None else self._draft()
         if draft is None or draft is not opened or not draft.follows(tokens, fed):
             return False

@@ -29,11 +29,15 @@ class Result(Protocol):
     """The result of one segment. It is valid until the loop's next run, and may stay on a device until it is read."""
 
     def rows(self) -> Floats:
-        """Return the program's feature rows for every position, [b, T, F], which `Loop.output` reads."""
+        """Return the program's feature rows for every position, [b, T, F], which `Loop.output` reads.
+
+        With T 5 and F 64, two sequences have [2, 5, 64].
+        """
 
     def last(self) -> Floats:
-        """Return the feature row at each sequence's last counted position, [b, F]; for an idle sequence,
-        its first row.
+        """Return the feature row at each sequence's last counted position, [b, F]; for an idle sequence, its first row.
+
+        With counts [5, 3], those are positions 4 and 2.
         """
 
     def parts(self) -> BestWords | None:
@@ -42,11 +46,16 @@ class Result(Protocol):
         """
 
     def nll(self) -> Floats:
-        """Return negative log-likelihoods in nats, [b, T], of the tokens in the input "targets"."""
+        """Return negative log-likelihoods in nats, [b, T], of the tokens in the input "targets".
+
+        For example, [[2.3, 0.1, 4.0]].
+        """
 
     def outputs(self) -> dict[str, Array]:
         """Return copies of all outputs in the shapes of the output table, e.g. [b, T, F]; zero beyond each sequence's
         count.
+
+        With counts [5, 3], positions 3 and 4 of sequence 1 are zero.
         """
 
 
@@ -67,11 +76,14 @@ class Loop(Protocol):
 
     @property
     def fill(self) -> Ids:
-        """The number of memory rows of each sequence, int32 [B]."""
+        """The number of memory rows of each sequence, int32 [B]. For example, [16, 3]."""
 
     @property
     def heads(self) -> Ids:
-        """The ring slot of each sequence's next row, [B]; zeros without a ring. Rounding depends on the slot."""
+        """The ring slot of each sequence's next row, [B]; zeros without a ring. Rounding depends on the slot.
+
+        For example, [7, 3] in rings of 16 slots.
+        """
 
     def run(self, inputs: Mapping[str, Array], counts: Ids, want: Want = "rows", commit: bool = True) -> Result:
         """Run one segment in the smallest program that holds it. With all counts 0 nothing runs.
@@ -97,7 +109,7 @@ class Loop(Protocol):
         Nothing happens if the segment was committed already, if all sequences were idle, or after a clear, reorder or
         put. To commit a part, a ring advances by fewer rows. A state that steps replace as a whole makes the part run
         again from the state before the segment, which invalidates the segment's result. `parts.refusal` says which
-        parts a model does not allow.
+        parts a model does not allow. For example, counts [3, 0] keep 3 positions of sequence 0.
 
         Args:
             counts: int32 [b], number of positions to keep of each sequence, 0 … the number that ran; all 0 drop the
@@ -114,24 +126,33 @@ class Loop(Protocol):
         """Return the "replace" states, [.., B, ..], that an uncommitted segment returned.
 
         Idle sequences behind the last running one are not computed, so their entries may be from an earlier segment.
+        For example, state "h" as [2, 32].
         """
         return ()
 
     def clear(self, rows: Indices) -> None:
-        """Set sequences to their first state."""
+        """Set sequences to their first state. For example, `clear([1, 3])`."""
 
     def limit(self, rows: Indices, most: int) -> None:
         """Limit the number of memory rows that these sequences keep; after a reorder the limit still belongs to the
         same index.
+
+        For example, `limit([0], 4)` keeps the newest 4 rows of sequence 0.
         """
         return
 
     def prepare_reorder(self, rows: Indices) -> None:
-        """Allocate the memory that `reorder` needs for these rows, or raise `BackendError`; the state is unchanged."""
+        """Allocate the memory that `reorder` needs for these rows, or raise `BackendError`; the state is unchanged.
+
+        For example, `prepare_reorder([1, 1, 0])`.
+        """
         return
 
     def reorder(self, rows: Indices) -> None:
-        """Give sequence i the former state of sequence rows[i], and clear sequences len(rows) … B - 1."""
+        """Give sequence i the former state of sequence rows[i], and clear sequences len(rows) … B - 1.
+
+        For example, [1, 1] copies sequence 1 to sequence 0 too.
+        """
 
     def take(self, row: int, names: Collection[str] | None = None) -> RowState:
         """Return a copy of one sequence's state, with all its tensors or only those in `names`."""
@@ -216,10 +237,10 @@ class LoopState(Loop):
         computed, (inputs, b) = self._computed, self._tried
         if not computed:
             return 0
-        kept, ran = counts.tolist(), self.counters.valid[:b].tolist()
-        self.parts.check(kept, ran)
-        if kept == ran or not any(kept):
-            return computed if any(kept) else 0
+        positions, ran = counts.tolist(), self.counters.valid[:b].tolist()
+        self.parts.check(positions, ran)
+        if positions == ran or not any(positions):
+            return computed if any(positions) else 0
         if self.parts.again:
             self.run(self.parts.inputs(inputs, counts), counts)
             return 0
@@ -256,11 +277,11 @@ class LoopState(Loop):
 
     def take(self, row: int, names: Collection[str] | None = None) -> RowState:
         fill, head = int(self.counters.fill[row]), int(self.counters.head[row])
-        taken: dict[str, Array] = {}
+        tensors: dict[str, Array] = {}
         with self._lock:
             for placement in self.placements:
-                taken |= placement.take(row, fill, names)
-        return RowState(fill, head, taken)
+                tensors |= placement.take(row, fill, names)
+        return RowState(fill, head, tensors)
 
     def put(self, row: int, state: RowState) -> None:
         self._computed = 0

@@ -35,30 +35,41 @@ class StreamSoftmax(Protocol):
     def logprobs(self, features: Floats, out: Floats) -> None:
         """Compute log-probabilities of all V words from n feature rows, [n, F] → out [n, V], which may be a strided
         view.
+
+        For example, [3, 64] → [3, 256].
         """
 
     def counted(self, features: Floats, counts: Ids, out: Floats) -> None:
-        """Compute log-probabilities at the positions that count, [b, T, F] → out [b, T, V]; the rest of `out` stays."""
+        """Compute log-probabilities at the positions that count, [b, T, F] → out [b, T, V]; the rest of `out` stays.
+
+        With counts [5, 3], those are 8 positions.
+        """
         for row, count in enumerate(counts.tolist()):
             if count:
                 self.logprobs(features[row, :count], out[row, :count])
 
     def nll(self, features: Floats, targets: Ids) -> Floats:
-        """Return negative log-likelihoods of one target per row, [n, F] and [n] → [n]."""
+        """Return negative log-likelihoods of one target per row, [n, F] and [n] → [n].
+
+        For example, [3, 64] and [17, 4, 9] → [2.3, 0.1, 4.0].
+        """
 
     def head(self, features: Floats) -> Floats:
         """Return the head, [n, F] → [n, words of cluster 0 + further clusters]; valid until the next call."""
 
     def tail(self, features: Floats, cluster: int) -> Floats:
-        """Return log p(word | cluster) of a further cluster, [n, F] → [n, words of the cluster]."""
+        """Return log p(word | cluster) of a further cluster, [n, F] → [n, words of the cluster].
+
+        A cluster of 200 words: [3, 64] → [3, 200].
+        """
 
 
 class WholeSoftmax(StreamSoftmax):
     """A softmax for programs that return log-probabilities: a feature row already is the row of log-probabilities."""
 
     def __init__(self, manifest: Manifest) -> None:
-        found = manifest.logprobs
-        self.name, columns = ("", 0) if found is None else (found.name, int(found.shape[-1]))
+        logprobs = manifest.logprobs
+        self.name, columns = ("", 0) if logprobs is None else (logprobs.name, int(logprobs.shape[-1]))
         self.clusters = ((0, columns),)
 
     def logprobs(self, features: Floats, out: Floats) -> None:
@@ -135,7 +146,10 @@ class SegmentResult:
         return self._rows
 
     def given(self) -> Arrays:
-        """Return the outputs that the program returned; a subclass first waits for a device to copy them."""
+        """Return the outputs that the program returned; a subclass first waits for a device to copy them.
+
+        For example, {"logprobs": [2, 5, 256]}.
+        """
         return self._given or {}
 
     def last(self) -> Floats:
@@ -158,11 +172,11 @@ class SegmentResult:
 
     def outputs(self) -> dict[str, Array]:
         """See `loop.Result`."""
-        given = self.given()
+        arrays = self.given()
         results: dict[str, Array] = {}
         partly = self._counts.tolist().count(self._columns) < len(self._counts)
         for entry in self._table:
-            if (array := given.get(entry.name)) is not None:
+            if (array := arrays.get(entry.name)) is not None:
                 results[entry.name] = array.copy()
                 if partly:
                     entry.axes.clear_uncounted(results[entry.name], self._counts)
@@ -176,8 +190,11 @@ class SegmentResult:
 def idle_result(
     manifest: Manifest, output: StreamSoftmax, width: int, counts: Ids, columns: int, targets: Ids | None
 ) -> SegmentResult:
-    """Return the result of a segment in which all sequences are idle: zeros, with rows [b, T, width]."""
+    """Return the result of a segment in which all sequences are idle: zeros, with rows [b, T, width].
+
+    For example, counts [0, 0] and 5 columns give rows [2, 5, 64].
+    """
     b = len(counts)
-    given = {entry.name: np.zeros(entry.sizes(b, columns), np.dtype(entry.dtype)) for entry in manifest.outputs}
+    zeros = {entry.name: np.zeros(entry.sizes(b, columns), np.dtype(entry.dtype)) for entry in manifest.outputs}
     rows = np.zeros((b, columns, width), np.float32)
-    return SegmentResult(rows, counts, columns, targets, output, manifest.outputs, given)
+    return SegmentResult(rows, counts, columns, targets, output, manifest.outputs, zeros)

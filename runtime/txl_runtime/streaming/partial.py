@@ -46,21 +46,21 @@ class Parts:
         Raises:
             UsageError: a count is larger than the positions that ran, counts differ in lockstep, or `refusal` applies.
         """
-        pairs, said = list(zip(counts, ran, strict=False)), ""
+        pairs, message = list(zip(counts, ran, strict=False)), ""
         if len(counts) != len(ran) or not all(0 <= count <= most for count, most in pairs):
-            said = "there are no more, expected at most those that ran; give other numbers"
+            message = "there are no more, expected at most those that ran; give other numbers"
         elif counts == ran or not any(counts):
             return
         elif not self._manifest.can.run_apart and min(counts) < max(counts):
-            said = "sequences run in lockstep, expected the same number of each; take the smallest"
+            message = "sequences run in lockstep, expected the same number of each; take the smallest"
         elif self.refusal:
             whole, sizes = all(count in (0, most) for count, most in pairs), {*counts} - {0}
             one = len(sizes) == 1 and sizes <= {*self._manifest.segment_lengths}
             fits = whole if self._manifest.commits == "segment" else one
-            said = "" if fits and not self._rolled else self.refusal
-        if said:
+            message = "" if fits and not self._rolled else self.refusal
+        if message:
             held, wanted = few(np.array(ran)), few(np.array(counts))
-            raise UsageError(f"{wanted} positions of {held} that ran are to be committed, but {said}")
+            raise UsageError(f"{wanted} positions of {held} that ran are to be committed, but {message}")
 
     def inputs(self, inputs: Mapping[str, Array], counts: Ids) -> dict[str, Array]:
         """Return copies of a segment's inputs up to the largest count, zero beyond each count, for `Loop.run`.
@@ -68,8 +68,8 @@ class Parts:
         With counts [2, 1], tokens [2, 4] become [2, 2], and features [2, 5, F] with one position of look-ahead become
         [2, 3, F].
         """
-        found: dict[str, Array] = {}
+        arrays: dict[str, Array] = {}
         for entry in self._manifest.given:
-            part = found[entry.name] = np.array(inputs[entry.name][entry.axes.window(0, int(counts.max()))])
+            part = arrays[entry.name] = np.array(inputs[entry.name][entry.axes.window(0, int(counts.max()))])
             entry.axes.clear_uncounted(part, counts)
-        return found
+        return arrays

@@ -67,7 +67,7 @@ class Programs:
         self._programs = sorted(programs, key=lambda program: (program.segment_length, leaves_rows_open(program)))
         timed = ((entry.name, entry.axes) for entry in manifest.given if entry.axes.positions)
         self._timed = next(((name, axes.positions[0], axes.ahead) for name, axes in timed), None)
-        self._found: dict[tuple[Want, int, Shapes], Program] = {}
+        self._cache: dict[tuple[Want, int, Shapes], Program] = {}
 
     def length_of(self, inputs: Mapping[str, Any]) -> int:
         """Return the number of positions T of a segment's inputs; 1 if no input has an axis of positions."""
@@ -88,25 +88,25 @@ class Programs:
             BackendError: no program holds `length` positions.
             UsageError: no program reads these shapes of the state.
         """
-        found = self._found.get((want, length, shapes))
-        if found is None:
+        cached = self._cache.get((want, length, shapes))
+        if cached is None:
             kinds = KINDS[want]
             fitting = [p for p in self._programs if p.kind in kinds and self._fits(p, length, shapes)]
             if not fitting:
                 raise self._missing(length, shapes)
-            found = min(fitting, key=lambda program: (program.segment_length, kinds.index(program.kind)))
-            if len(self._found) > 4096:  # a state that grows by a row per step has a new shape in every step
-                self._found.clear()
-            self._found[want, length, shapes] = found
-        return found
+            cached = min(fitting, key=lambda program: (program.segment_length, kinds.index(program.kind)))
+            if len(self._cache) > 4096:  # a state that grows by a row per step has a new shape in every step
+                self._cache.clear()
+            self._cache[want, length, shapes] = cached
+        return cached
 
     def _fits(self, program: Program, length: int, shapes: Shapes) -> bool:
         longest = program.segment_length
         if longest < length or (self._exact and longest != length):
             return False
-        taken = {spec.name: spec.shape for spec in program.inputs}
+        shapes_by_name = {spec.name: spec.shape for spec in program.inputs}
         pairs = zip(self._states, shapes, strict=True) if shapes else ()
-        return all(_takes(taken.get(state.input), shape) for state, shape in pairs)
+        return all(_takes(shapes_by_name.get(state.input), shape) for state, shape in pairs)
 
     def _missing(self, length: int, shapes: Shapes) -> BackendError | UsageError:
         if not shapes:

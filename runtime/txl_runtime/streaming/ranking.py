@@ -30,6 +30,8 @@ def rank(
 ) -> NDArray[np.float64]:
     """Return the negative log-likelihood of each hypothesis in nats, float64 [n]; see `Model.rank`. `open_stream(b)`
     opens a stream of b sequences.
+
+    For example, context [5, 9] and hypotheses [[2], [3, 1]] give [1.2, 4.5].
     """
     require_tokens(manifest, "score")
     if not isinstance(hypotheses, list | tuple | np.ndarray) or not len(hypotheses):
@@ -38,30 +40,28 @@ def rank(
 
     def read(tokens: ArrayLike, what: str) -> Ids:
         if isinstance(tokens, str | bytes):
-            found: ArrayLike = encoded(tokens, None, alone._vocabulary(), 1)[0]
+            ids: ArrayLike = encoded(tokens, None, alone._vocabulary(), 1)[0]
         else:
-            found = as_array(tokens, what)[None]
-        return (
-            check_tokens(found, 1, manifest.vocab_size, None, what)[0][0] if np.size(found) else np.zeros(0, np.int32)
-        )
+            ids = as_array(tokens, what)[None]
+        return check_tokens(ids, 1, manifest.vocab_size, None, what)[0][0] if np.size(ids) else np.zeros(0, np.int32)
 
-    given = read(context, "context tokens")
-    told = [read(hypothesis, f"tokens of hypothesis {index}") for index, hypothesis in enumerate(hypotheses)]
-    if not len(given):
+    context_ids = read(context, "context tokens")
+    hypothesis_ids = [read(hypothesis, f"tokens of hypothesis {index}") for index, hypothesis in enumerate(hypotheses)]
+    if not len(context_ids):
         raise UsageError("the context is empty, expected at least one token for the hypotheses to go on from")
     if state is not None:
         alone.put(0, state)
-    if len(given) > 1:
-        alone.feed(given[None, :-1], last=True)
+    if len(context_ids) > 1:
+        alone.feed(context_ids[None, :-1], last=True)
     start, most = alone.take(0), manifest.batch_size if manifest.can.run_apart else 1
-    costs, stream = np.zeros(len(told)), open_stream(min(most, len(told)))
+    costs, stream = np.zeros(len(hypothesis_ids)), open_stream(min(most, len(hypothesis_ids)))
     # sequences of similar length run together, which needs less padding
-    order = sorted(range(len(told)), key=lambda index: len(told[index]))
+    order = sorted(range(len(hypothesis_ids)), key=lambda index: len(hypothesis_ids[index]))
     for first in range(0, len(order), stream.batch_size):
         some = order[first : first + stream.batch_size]
-        rows = [np.concatenate([given[-1:], told[index]]) for index in some]
+        rows = [np.concatenate([context_ids[-1:], hypothesis_ids[index]]) for index in some]
         for row in range(len(rows)):
             stream.put(row, start)
-        tokens, lengths = padded([*rows, *[given[:0]] * (stream.batch_size - len(rows))])
+        tokens, lengths = padded([*rows, *[context_ids[:0]] * (stream.batch_size - len(rows))])
         costs[some] = stream.score(tokens, lengths)[: len(some)].sum(axis=1, dtype=np.float64)
     return costs

@@ -151,7 +151,10 @@ class Sampler:
         self.plainly_greedy = self.temperature == 0 and not self.whole
 
     def read(self, tokens: Ids) -> None:
-        """Add tokens that were read before the next draw, int32 [n], which only `adjust` sees; `draw` adds its own."""
+        """Add tokens that were read before the next draw, int32 [n], which only `adjust` sees; `draw` adds its own.
+
+        For example, `read([5, 9])`.
+        """
         if self._adjust is not None:
             self._past.add(tokens)
 
@@ -197,10 +200,10 @@ class Sampler:
             first = known.clusters[cluster][0]
             if (known.cluster(cluster), -first) > (value, -best):  # of equally probable words, the lowest id wins
                 tail = known.compute(cluster)
-                found = int(tail.argmax())
-                candidate = known.cluster(cluster) + float(tail[found])
+                in_tail = int(tail.argmax())
+                candidate = known.cluster(cluster) + float(tail[in_tail])
                 if (candidate, -first) > (value, -best):
-                    best, value = first + found, candidate
+                    best, value = first + in_tail, candidate
         return best
 
     def _by_cluster(self, known: _Known, uniform: float) -> int:
@@ -295,6 +298,8 @@ def draw_all(
 ) -> None:
     """Draw the next token of each running sequence into tokens [b], as `draw_from` does.
 
+    With `running` [True, False], only `tokens[0]` changes.
+
     Raises:
         TxlError: sequences failed; the error of the one with the lowest index is raised.
     """
@@ -313,7 +318,8 @@ def draw_from(
 ) -> dict[int, TxlError]:
     """Draw as `draw` does, at the last positions of a result, from the best words alone if they suffice.
 
-    The best words never suffice for a sampler with `adjust` or `datastore`, which reads the whole row.
+    The best words never suffice for a sampler with `adjust` or `datastore`, which reads the whole row. With samplers
+    [one, None], only `tokens[0]` changes.
     """
     parts = result.parts()
     if parts is None:
@@ -331,12 +337,12 @@ def draw_from(
         try:
             # near temperature 0, all weights except the best underflow to 0
             with np.errstate(over="ignore", under="ignore"):
-                found = parts.candidates(row, sampler.temperature, sampler.top_k, sampler.top_p)
+                candidates = parts.candidates(row, sampler.temperature, sampler.top_k, sampler.top_p)
         except BackendError as error:
             failed[row], left[row] = error, None
             continue
-        if found is not None:
-            ids, weights = found
+        if candidates is not None:
+            ids, weights = candidates
             tokens[row], left[row] = ids[_place(np.cumsum(weights), sampler.uniform())], None
     remain = [row for row, sampler in enumerate(left) if sampler is not None]
     count.tokens += len(live) - len(remain)
@@ -353,6 +359,8 @@ def draw(
     count: DrawCount,
 ) -> dict[int, TxlError]:
     """Draw the next token of each sequence that has a sampler, with one call of the softmax's head.
+
+    With samplers [one, None], only `tokens[0]` changes.
 
     Args:
         samplers: [b], None for a sequence without a draw.
@@ -387,8 +395,8 @@ def draw(
         try:
             _refuse_nan(row, head[row])
             values = head[row].astype(np.float64)
-            row_features, found = features[row : row + 1], neighbours.get(row)
-            known = _Known(row, output, output.clusters, row_features, values, count, found)
+            row_features, neighbour = features[row : row + 1], neighbours.get(row)
+            known = _Known(row, output, output.clusters, row_features, values, count, neighbour)
             tokens[row] = sampler.draw(known)
         except TxlError as error:
             failed[row] = error
@@ -409,14 +417,14 @@ def _searched(
     stores = {id(sampler.datastore): sampler.datastore for _, sampler in live if sampler.datastore is not None}
     for row, sampler in live:
         rows.setdefault(id(sampler.datastore), []).append(row)
-    found = dict[int, tuple[Ids, NDArray[np.float64]]]()
+    results = dict[int, tuple[Ids, NDArray[np.float64]]]()
     for key, store in stores.items():
         try:
             tokens, shares = searched(store, features[rows[key]], output)
-            found |= zip(rows[key], zip(tokens, shares, strict=True), strict=True)
+            results |= zip(rows[key], zip(tokens, shares, strict=True), strict=True)
         except TxlError as error:
             failed |= dict.fromkeys(rows[key], error)
-    return found
+    return results
 
 
 def _number(value: object) -> float:

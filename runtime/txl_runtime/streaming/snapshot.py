@@ -110,6 +110,8 @@ def encoded(state: StreamState, more: Mapping[str, str] | None = None) -> bytes:
 def decoded(facts: dict[str, str], tensors: dict[str, Array], source: str) -> StreamState:
     """Return the state from a file's metadata and tensors, e.g. {"fill": [b], "layers.00.key": [b, rows, …]}.
 
+    With two sequences of up to 16 rows, that is {"fill": [2], "layers.00.key": [2, 16, 32]}.
+
     Raises:
         UsageError: the file is no saved state; the message begins with `source`.
     """

@@ -124,12 +124,18 @@ class SequenceCounters:
         self._now[...] = self._next
 
     def clear(self, rows: Indices) -> None:
-        """Reset the fill and head of sequences; their side does not change."""
+        """Reset the fill and head of sequences; their side does not change.
+
+        For example, `clear([1])` turns fill [16, 9] into [16, 0].
+        """
         self.fill[rows] = np.minimum(self._fresh, self.most[rows])
         self.head[rows] = 0
 
     def reorder(self, rows: Indices, side: int) -> None:
-        """Reorder the counters as `Loop.reorder` does; with two sides, all sequences are on `side` afterwards."""
+        """Reorder the counters as `Loop.reorder` does; with two sides, all sequences are on `side` afterwards.
+
+        For example, rows [1, 1] turn fill [16, 9] into [9, 9].
+        """
         fill, head = self.fill[rows], self.head[rows]
         self.clear(np.arange(len(self.fill)))
         np.minimum(fill, self.most[: len(rows)], out=self.fill[: len(rows)])
@@ -152,23 +158,38 @@ class Placement(Protocol):
         return
 
     def take(self, row: int, fill: int, names: Collection[str] | None) -> Arrays:
-        """Return copies of one sequence's tensors in the form of `RowState`: all of them, or those in `names`."""
+        """Return copies of one sequence's tensors in the form of `RowState`: all of them, or those in `names`.
+
+        For example, {"layers.00.hidden": [9, 32]} with `fill` 9.
+        """
 
     def put(self, row: int, tensors: Arrays) -> None:
-        """Set a cleared sequence, whose counters are set, to taken tensors; ignore tensors of other placements."""
+        """Set a cleared sequence, whose counters are set, to tensors that `take` returned.
+
+        It ignores tensors that belong to other placements. For example, {"layers.00.hidden": [9, 32]}.
+        """
 
     def clear(self, rows: Indices) -> None:
-        """Set sequences to their first state."""
+        """Set sequences to their first state. For example, `clear([1, 3])`."""
 
     def prepare_reorder(self, rows: Indices) -> None:
-        """Allocate the memory that `reorder` needs, as `Loop.prepare_reorder` does."""
+        """Allocate the memory that `reorder` needs, as `Loop.prepare_reorder` does.
+
+        For example, `prepare_reorder([1, 1])`.
+        """
         return
 
     def reorder(self, rows: Indices, side: int) -> None:
-        """Give sequence i, on `side`, the former state of sequence rows[i]; clear sequences len(rows) … B - 1."""
+        """Give sequence i, on `side`, the former state of sequence rows[i]; clear sequences len(rows) … B - 1.
+
+        For example, [1, 1] copies sequence 1 to sequence 0 too.
+        """
 
     def written(self, side: int) -> Iterable[tuple[StateTensor, Array]]:
-        """Return the "replace" states, [.., B, ..], that the last step wrote to this side; () for memory rows."""
+        """Return the "replace" states, [.., B, ..], that the last step wrote to this side; () for memory rows.
+
+        For example, state "h" as [2, 32].
+        """
         return ()
 
 
@@ -186,19 +207,20 @@ def with_sequence(
 ) -> list[Array | None]:
     """Return states [.., B, ..] in which sequence `row` has the given tensors; arrays of the right shape are reused.
 
-    If a tensor's number of rows changes, a new array is made, in which the other sequences are zero.
+    If a tensor's number of rows changes, a new array is made, in which the other sequences are zero. For example, {"h":
+    [32]} becomes row 1 of [2, 32].
     """
-    found: list[Array | None] = []
+    arrays_after: list[Array | None] = []
     for state, array in zip(states, arrays, strict=True):
-        given, axis = tensors.get(state.name), state.batch_axis
-        if given is None or axis is None:
-            found.append(given)
+        tensor, axis = tensors.get(state.name), state.batch_axis
+        if tensor is None or axis is None:
+            arrays_after.append(tensor)
             continue
-        shape = (*given.shape[:axis], batch_size, *given.shape[axis:])
-        after = np.zeros(shape, given.dtype) if array is None or array.shape != shape else array
-        after[state.axes.at(row)] = given
-        found.append(after)
-    return found
+        shape = (*tensor.shape[:axis], batch_size, *tensor.shape[axis:])
+        after = np.zeros(shape, tensor.dtype) if array is None or array.shape != shape else array
+        after[state.axes.at(row)] = tensor
+        arrays_after.append(after)
+    return arrays_after
 
 
 def ring_rows(head: int, count: int, ring: int) -> Indices:
@@ -222,13 +244,13 @@ def initial_values(bundle: Bundle) -> Initial:
             exact = np.float64 if state.update == "replace" else np.float32
             initial[state.name] = np.asarray(state.initial or 0, exact)
             continue
-        found = initial[state.name] = tensors[state.initial]
+        tensor = initial[state.name] = tensors[state.initial]
         whole = state.update == "replace"
         dtype, shape = (state.dtype, state.sequence_shape) if whole else ("float32", state.row_shape)
-        if found.dtype != dtype or not (_broadcasts(found.shape, shape) if whole else found.shape == shape):
+        if tensor.dtype != dtype or not (_broadcasts(tensor.shape, shape) if whole else tensor.shape == shape):
             what = "which broadcasts over" if whole else "one row of"
             raise BundleError(
-                f"{bundle.path}: {state.initial} is {found.dtype} {list(found.shape)}, expected {dtype} "
+                f"{bundle.path}: {state.initial} is {tensor.dtype} {list(tensor.shape)}, expected {dtype} "
                 f"{list(shape)}, {what} {state.name}; export the model again"
             )
     return initial
@@ -236,6 +258,8 @@ def initial_values(bundle: Bundle) -> Initial:
 
 def start_of(state: StateTensor, value: Array) -> Array:
     """Return a view of a state's first value that broadcasts over any number of sequences and rows.
+
+    For example, the first value [32] of a state ["B", 32] is viewed as [1, 32].
 
     Args:
         value: first value from `initial_values`: one sequence's state, or one memory row.

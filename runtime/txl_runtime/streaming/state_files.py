@@ -25,6 +25,8 @@ HEADER = 2**20
 def tensors_of(data: bytes, source: str) -> tuple[dict[str, str], dict[str, Array]]:
     """Return the metadata, and copies of the tensors, from the bytes of a safetensors file.
 
+    For example, ({"model_id": "9f2c…"}, {"fill": [2]}) of a state of two sequences.
+
     Raises:
         UsageError: the bytes are damaged; the message begins with `source`.
     """
@@ -34,6 +36,8 @@ def tensors_of(data: bytes, source: str) -> tuple[dict[str, str], dict[str, Arra
 
 def read_tensors(source: Path) -> tuple[dict[str, str], dict[str, Array]]:
     """Return the metadata and the tensors of a safetensors file.
+
+    For example, ({"model_id": "9f2c…"}, {"fill": [2]}) of a state of two sequences.
 
     Raises:
         UsageError: the file is missing, damaged, or of a different kind.
@@ -50,5 +54,5 @@ def _explained(source: str) -> Iterator[None]:
     except (OSError, ValueError, msgspec.MsgspecError, RecursionError) as error:
         if isinstance(error, UsageError):
             raise
-        said = getattr(error, "strerror", None) or error  # str(OSError) would name the file twice
-        raise UsageError(f"{source}: {said}; {ADVICE}") from None
+        reason = getattr(error, "strerror", None) or error  # str(OSError) would name the file twice
+        raise UsageError(f"{source}: {reason}; {ADVICE}") from None

@@ -51,31 +51,36 @@ class TakenState(RowState):
 def gathered(parts: Iterable[RowState], table: Sequence[StateTensor], batch_size: int, rows: int) -> dict[str, Array]:
     """Join the tensors of single sequences, by name; leave out a tensor that no sequence has.
 
+    For example, two sequences with [9, 32] and [16, 32] become [2, 16, 32].
+
     Args:
         parts: the states of the sequences; each is copied before the iterator is asked for the next.
         rows: number of memory rows in the result, [b, rows, ...]; a shorter sequence is zero-padded in front.
     """
-    found: dict[str, Array] = {}
+    joined: dict[str, Array] = {}
     for row, part in enumerate(parts):
         for state in table:
             if state.name not in part.tensors:
                 continue
             axes, tensor = state.taken, part.tensors[state.name]
             own = axes.alone.length(tensor)
-            if state.name not in found:
+            if state.name not in joined:
                 sizes = axes.filled(batch_size, rows if state.counted else own)
-                found[state.name] = np.zeros(sizes, tensor.dtype)
-            whole = found[state.name]
+                joined[state.name] = np.zeros(sizes, tensor.dtype)
+            whole = joined[state.name]
             whole[axes.at(row, slice(axes.length(whole) - own, None))] = tensor
-    return {state.name: found[state.name] for state in table if state.name in found}
+    return {state.name: joined[state.name] for state in table if state.name in joined}
 
 
 def as_declared(tensors: Arrays, table: Sequence[StateTensor]) -> dict[str, Array]:
-    """Return gathered tensors of M memory rows in the declared order of axes: e.g. [b, M, ...] becomes [M, b, ...]."""
-    found = {state.name: (state, tensors[state.name]) for state in table if state.name in tensors}
+    """Return gathered tensors of M memory rows in the declared order of axes: e.g. [b, M, ...] becomes [M, b, ...].
+
+    With M 16, [2, 16, 32] becomes [16, 2, 32].
+    """
+    entries = {state.name: (state, tensors[state.name]) for state in table if state.name in tensors}
     return {
         name: np.ascontiguousarray(state.axes.from_rows(array)) if state.counted else array
-        for name, (state, array) in found.items()
+        for name, (state, array) in entries.items()
     }
 
 
@@ -93,7 +98,10 @@ def parted(state: StreamState, table: Sequence[StateTensor]) -> Iterator[RowStat
 def snapshot_of(
     tensors: Arrays, fill: Ids, heads: Ids, manifest: Manifest, table: Sequence[StateTensor]
 ) -> StreamState:
-    """Return the snapshot of gathered tensors: memory rows in its field `memory`, whole tensors in `states`."""
+    """Return the snapshot of gathered tensors: memory rows in its field `memory`, whole tensors in `states`.
+
+    For example, fill [9, 16] of two sequences.
+    """
     memory, whole = (
         {entry.name: tensors[entry.name] for entry in table if entry.counted is rows and entry.name in tensors}
         for rows in (True, False)
@@ -171,8 +179,8 @@ def check_fits(state: StreamState, manifest: Manifest, table: Sequence[StateTens
             "and put sequences one by one"
         )
     if (state.states is not None) != keeps_whole(manifest, table):
-        held, kept = ("memory rows", "whole tensors") if state.states is None else ("whole tensors", "memory rows")
-        raise UsageError(f"the state holds {held}, this model carries {kept}; restore a state of the same form")
+        held, wanted = ("memory rows", "whole tensors") if state.states is None else ("whole tensors", "memory rows")
+        raise UsageError(f"the state holds {held}, this model carries {wanted}; restore a state of the same form")
     for tensors in (state.memory, state.states):
         if tensors is not None and not _by_name(tensors):
             raise UsageError(f"the state's tensors are {shown(tensors)}, expected arrays by name; take it again")
@@ -210,22 +218,22 @@ def _check_tensors(
     what, unknown = ("the sequence", "absent") if batch_size is None else ("the state", "no such tensor")
     known = {state.name: state for state in table}
     for name in sorted({*known, *tensors}):
-        found, state = tensors.get(name), known.get(name)
+        tensor, state = tensors.get(name), known.get(name)
         if state is not None:
-            if found is None and state.absent:
+            if tensor is None and state.absent:
                 continue
             axes = state.taken.alone if batch_size is None else state.taken
             fewest, most = (rows, rows) if state.counted else state.row_counts
-            ranked = isinstance(found, np.ndarray) and found.ndim == len(axes.shape)
-            held = axes.length(found) if ranked else fewest
+            ranked = isinstance(tensor, np.ndarray) and tensor.ndim == len(axes.shape)
+            held = axes.length(tensor) if ranked else fewest
             wanted = axes.sizes(batch_size or 0, min(max(held, fewest), most))
-            if found is not None and ranked and found.shape == wanted and found.dtype == state.taken_dtype:
+            if tensor is not None and ranked and tensor.shape == wanted and tensor.dtype == state.taken_dtype:
                 _check_reached(state, held, manifest, what)
                 continue
             sizes = axes.filled(str(batch_size), str(most) if fewest == most else f"{fewest} … {most}")
             unknown = f"{state.taken_dtype} [{', '.join(map(str, sizes))}]"
         raise UsageError(
-            f"{what}'s {brief(name)} is {_kind(found)}, expected {unknown}; take it again, or restore a state of a "
+            f"{what}'s {brief(name)} is {_kind(tensor)}, expected {unknown}; take it again, or restore a state of a "
             "bundle that keeps the same form of memory"
         )
 
@@ -247,11 +255,11 @@ def _by_name(tensors: object) -> bool:
     return isinstance(tensors, Mapping) and all(isinstance(name, str) for name in tensors)
 
 
-def _counts(found: object) -> bool:
-    return isinstance(found, np.ndarray) and found.ndim == 1 and np.issubdtype(found.dtype, np.integer)
+def _counts(value: object) -> bool:
+    return isinstance(value, np.ndarray) and value.ndim == 1 and np.issubdtype(value.dtype, np.integer)
 
 
-def _kind(found: object) -> str:
-    if isinstance(found, np.ndarray):
-        return f"{found.dtype} {list(found.shape)}"
-    return "absent" if found is None else type(found).__name__
+def _kind(value: object) -> str:
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} {list(value.shape)}"
+    return "absent" if value is None else type(value).__name__

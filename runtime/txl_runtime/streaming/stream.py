@@ -269,9 +269,9 @@ class Stream(CarriedState):
         ids, counts = check_tokens(tokens, self._b, self._vocab_size, lengths)
         steps, fed = ids.shape[1] - 1, np.maximum(counts - 1, 0)
         result, counted = zeros((self._b, steps)), np.arange(steps) < fed[:, None]
-        given = ids[:, :-1] * counted  # the last token of each row is only a target: 0 is fed in its place
+        fed_ids = ids[:, :-1] * counted  # the last token of each row is only a target: 0 is fed in its place
         for first, last, inside in self._cuts(steps, fed):
-            inputs = {**self._inputs(given[:, first:last]), "targets": ids[:, first + 1 : last + 1]}
+            inputs = {**self._inputs(fed_ids[:, first:last]), "targets": ids[:, first + 1 : last + 1]}
             ran, inner = (
                 self._ready().run(inputs, inside, "nll" if datastore is None else "rows"),
                 counted[:, first:last],
@@ -352,10 +352,10 @@ class Stream(CarriedState):
         """
         self._require("generate")
         prompt, lengths = self._encoded(prompt, lengths)
-        found = as_array(prompt, "prompt tokens")
-        if found.ndim == 1 and self._b == 1:
-            found = found[None]
-        ids, counts = check_tokens(found, self._b, self._vocab_size, lengths, "prompt tokens")
+        array = as_array(prompt, "prompt tokens")
+        if array.ndim == 1 and self._b == 1:
+            array = array[None]
+        ids, counts = check_tokens(array, self._b, self._vocab_size, lengths, "prompt tokens")
         if (counts < 1).any():
             raise UsageError(
                 f"lengths are {counts.tolist()}, expected at least one prompt token per sequence; where only some go "
@@ -457,14 +457,14 @@ class Stream(CarriedState):
                 self._latest = opened, opened.result()
                 return
             self._settle()
-            found = lookup.find(fed, left - 1)
-            if found is not None:
-                ids = np.concatenate([token[:, None], found], axis=1)
+            drafts = lookup.find(fed, left - 1)
+            if drafts is not None:
+                ids = np.concatenate([token[:, None], drafts], axis=1)
                 inputs, counts = {**self._inputs(ids), **heat}, fed.astype(np.int32) * ids.shape[1]
                 result = self._whole().run(inputs, counts, "rows", commit=False)
                 self.open = draft = lookup.begin(self.loop.output, result, ids, fed)
                 self.draws.drafts += 1
-                self.draws.drafted += found.shape[1] * int(np.count_nonzero(fed))
+                self.draws.drafted += drafts.shape[1] * int(np.count_nonzero(fed))
                 self._latest = draft, draft.result()
                 return
         loop = self._ready()
@@ -492,9 +492,9 @@ class Stream(CarriedState):
             if ending.all():
                 return result
             if ending.any():
-                found = result.last()
-                latest = np.zeros((self._b, found.shape[1]), np.float32) if latest is None else latest
-                latest[ending] = found[ending]
+                features = result.last()
+                latest = np.zeros((self._b, features.shape[1]), np.float32) if latest is None else latest
+                latest[ending] = features[ending]
         latest = np.zeros((self._b, self._vocab_size), np.float32) if latest is None else latest
         return SegmentResult(latest[:, None], np.ones_like(counts), 1, None, self.loop.output)
 

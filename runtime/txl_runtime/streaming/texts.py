@@ -22,6 +22,8 @@ from txl_runtime.types import Ids
 def encoded(texts: Texts, lengths: ArrayLike | None, vocabulary: Vocabulary | None, batch_size: int) -> tuple[Ids, Ids]:
     """Return texts as tokens int32 [b, T] and lengths int32 [b]. A single str or bytes is one sequence.
 
+    With a vocabulary of bytes, ["ab", "c"] becomes [[97, 98], [99, 0]] and [2, 1].
+
     Raises:
         UsageError: there is no vocabulary, it cannot encode a text, `lengths` is given, or there are not b texts.
     """
@@ -42,10 +44,10 @@ def encoded(texts: Texts, lengths: ArrayLike | None, vocabulary: Vocabulary | No
 def padded(sequences: Sequence[Ids]) -> tuple[Ids, Ids]:
     """Return int32 [b, T], padded with zeros, and lengths [b]: [[1, 2], [3]] gives [[1, 2], [3, 0]] and [2, 1]."""
     lengths = np.array([len(ids) for ids in sequences], np.int32)
-    found = np.zeros((len(sequences), int(lengths.max(initial=0))), np.int32)
-    for row, ids in zip(found, sequences, strict=True):
+    ids_by_row = np.zeros((len(sequences), int(lengths.max(initial=0))), np.int32)
+    for row, ids in zip(ids_by_row, sequences, strict=True):
         row[: len(ids)] = ids
-    return found, lengths
+    return ids_by_row, lengths
 
 
 class TokenTexts:
@@ -58,23 +60,23 @@ class TokenTexts:
 
     def bytes_of(self, token: int) -> bytes:
         """Return the bytes of a token; without a vocabulary, its id and a space, e.g. b"17 "."""
-        found = self._bytes.get(token)
-        if found is None:
-            found = f"{token} ".encode() if self._vocabulary is None else self._vocabulary.decode([token])
-            self._bytes[token] = found
-        return found
+        text = self._bytes.get(token)
+        if text is None:
+            text = f"{token} ".encode() if self._vocabulary is None else self._vocabulary.decode([token])
+            self._bytes[token] = text
+        return text
 
     def name(self, token: int) -> str:
         r"""The name that clients see for a token: its text, or e.g. `bytes:\xff` if its bytes are not UTF-8."""
-        found = self._names.get(token)
-        if found is None:
+        text = self._names.get(token)
+        if text is None:
             data = self.bytes_of(token)
             try:
-                found = data.decode()
+                text = data.decode()
             except UnicodeDecodeError:
-                found = "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
-            self._names[token] = found
-        return found
+                text = "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+            self._names[token] = text
+        return text
 
 
 def check_stop_texts(stop_texts: object, what: str = "stop_texts") -> tuple[str, ...]:
@@ -83,11 +85,11 @@ def check_stop_texts(stop_texts: object, what: str = "stop_texts") -> tuple[str,
     Raises:
         UsageError: the argument is no list of texts, or one of them is empty.
     """
-    found: Any = (stop_texts,) if isinstance(stop_texts, str) else stop_texts
-    listed = isinstance(found, list | tuple) and len(found) <= MOST_NAMED
-    if not listed or not all(isinstance(text, str) and text for text in found):
+    texts: Any = (stop_texts,) if isinstance(stop_texts, str) else stop_texts
+    listed = isinstance(texts, list | tuple) and len(texts) <= MOST_NAMED
+    if not listed or not all(isinstance(text, str) and text for text in texts):
         raise UsageError(f"{what} is {shown(stop_texts)}, expected a list of texts of at least one character each")
-    return tuple(found)
+    return tuple(texts)
 
 
 class TextStream:
@@ -129,9 +131,9 @@ class TextStream:
     def _more(self, text: str, last: bool) -> str:
         self.decoded += len(text)
         held = self._held + text
-        found = [(start + len(stop), start) for stop in self._stops if (start := held.find(stop)) >= 0]
-        if found:
-            _, start = min(found)
+        matches = [(start + len(stop), start) for stop in self._stops if (start := held.find(stop)) >= 0]
+        if matches:
+            _, start = min(matches)
             self.stopped, self._held = True, ""
             self.decoded -= len(held) - start
             return held[:start]

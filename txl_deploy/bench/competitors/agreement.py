@@ -62,24 +62,24 @@ def agree(bundle: BundleCompetitor, other: Competitor, model: Model) -> Agreemen
         CheckError: the two do not compute the same function.
     """
     started, manifest = time.monotonic(), model.manifest
-    found = _Distributions(manifest, other.precision) if is_transformer_xl(manifest) else _Outputs(manifest)
+    agreement = _Distributions(manifest, other.precision) if is_transformer_xl(manifest) else _Outputs(manifest)
 
     def compare(inputs: Arrays) -> None:
-        found.add(bundle.run(inputs), other.run(inputs))
+        agreement.add(bundle.run(inputs), other.run(inputs))
 
     bundle.reset()
     other.reset()
-    for seed, length in enumerate(found.first):
+    for seed, length in enumerate(agreement.first):
         compare(random_inputs(manifest, length, 100 + seed))
     for inputs in filling(manifest, bundle.stream, seed=200):
-        if found.while_filling:
+        if agreement.while_filling:
             compare(inputs)
         else:
             bundle.advance(inputs)
             other.advance(inputs)
-    for seed, length in enumerate(found.last):
+    for seed, length in enumerate(agreement.last):
         compare(random_inputs(manifest, length, 300 + seed))
-    return found.judged(other.name, time.monotonic() - started)
+    return agreement.judged(other.name, time.monotonic() - started)
 
 
 class _Distributions:
@@ -138,7 +138,7 @@ class _Outputs:
             tensor.add((theirs[name], ours[name]))
 
     def judged(self, name: str, seconds: float) -> Agreement:
-        found: dict[str, float | None] = {}
+        judgements: dict[str, float | None] = {}
         for output, tensor in self._errors.items():
             reached = tensor.deviation if self._measure == "deviation" and not tensor.exact else tensor.largest
             limit = 0 if tensor.exact else self._limit
@@ -149,5 +149,7 @@ class _Outputs:
                     f"expected at most {limit:g}; it computes something else, so it is not timed: give the module and "
                     "the weights that the bundle was exported from"
                 )
-            found[output] = reached
-        return Agreement(segments=self.segments, found=found, limit=self._limit, measure=self._measure, seconds=seconds)
+            judgements[output] = reached
+        return Agreement(
+            segments=self.segments, found=judgements, limit=self._limit, measure=self._measure, seconds=seconds
+        )

@@ -66,7 +66,10 @@ class KeyValue(Eager):
         return self.parts.read_bytes(".position.weight", ".position.bias") + rows * self.parts.dtype.itemsize
 
     def layers(self, tokens: Tensor, tables: list[Tensor], join: Join, place: Place) -> Tensor:
-        """Run all layers on a segment [B, T] → [B, T, D]; `tables` are their positions [H, d_head, distances]."""
+        """Run all layers on a segment [B, T] → [B, T, D]; `tables` are their positions [H, d_head, distances].
+
+        For example, [4, 5] → [4, 5, 32].
+        """
         parts = self.parts
         hidden = parts.embed(tokens)
         for i, name in enumerate(parts.attention):
@@ -79,7 +82,10 @@ class KeyValue(Eager):
         return parts.final(hidden)
 
     def memory(self) -> list[Tensor]:
-        """Return the keys and values of all layers, alternating, contiguous [B, H, rows, d_head]."""
+        """Return the keys and values of all layers, alternating, contiguous [B, H, rows, d_head].
+
+        For example, 4 layers have 8 tensors [4, 2, 16, 16].
+        """
         rows = slice(self._end - self.rows, self._end)
         return [buffer[:, :, rows].contiguous() for buffer in self._buffers]
 
@@ -103,10 +109,10 @@ class KeyValue(Eager):
 
     def _make_room(self, length: int) -> None:
         """Move memory rows to the front of the buffers; if a segment does not fit even then, make larger buffers."""
-        kept, room = self.memory(), 2 * self.parts.memory_length + length
+        memory, room = self.memory(), 2 * self.parts.memory_length + length
         if self._buffers[0].shape[2] < room:
             self._buffers = self._allocate(room)
-        for buffer, rows in zip(self._buffers, kept, strict=True):
+        for buffer, rows in zip(self._buffers, memory, strict=True):
             buffer[:, :, : self.rows] = rows
         self._end = self.rows
 
@@ -127,14 +133,20 @@ class KeyValue(Eager):
 
 
 def by_distance(query: Tensor, table: Tensor) -> Tensor:
-    """Multiply [B, H, L, d_head] by a table [H, d_head, distances], without copying the table per sequence."""
+    """Multiply [B, H, L, d_head] by a table [H, d_head, distances], without copying the table per sequence.
+
+    For example, [4, 2, 5, 16] and [2, 16, 21] give [4, 2, 5, 21].
+    """
     batch, heads, length, width = query.shape
     rows = query.transpose(0, 1).reshape(heads, batch * length, width)
     return (rows @ table).view(heads, batch, length, -1).transpose(0, 1)
 
 
 def shift(x: Tensor) -> Tensor:
-    """Turn columns of distances K-1 … 0 into columns of keys, for each query: [B, H, L, K] → [B, H, L, K]."""
+    """Turn columns of distances K-1 … 0 into columns of keys, for each query: [B, H, L, K] → [B, H, L, K].
+
+    For example, [4, 2, 5, 21] keeps its shape.
+    """
     batch, heads, length, keys = x.shape
     if length == 1:
         return x

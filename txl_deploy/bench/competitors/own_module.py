@@ -73,8 +73,8 @@ class TorchSteps(Competitor):
 
     @torch.inference_mode()
     def run(self, inputs: Arrays) -> Mapping[str, Array]:
-        given = _tensors(inputs)
-        outputs, self._states = self._advance(given, self._states, self._valid(given))
+        tensors = _tensors(inputs)
+        outputs, self._states = self._advance(tensors, self._states, self._valid(tensors))
         for name in self._logits:
             outputs[name] = torch.log_softmax(outputs[name], dim=-1)
         return {name: tensor.numpy() for name, tensor in outputs.items()}
@@ -162,13 +162,13 @@ def _by_hand(spec: StepSpec) -> Step:
 
     def by_name(inputs: dict[str, Tensor], states: States, valid: Tensor | None) -> tuple[dict[str, Tensor], Any]:
         assert step is not None
-        given = {name: inputs[name].to(kind) for name, kind in kinds.items()}
-        outputs, after = step(module, given if valid is None else {**given, VALID: valid}, dict(states))
+        tensors = {name: inputs[name].to(kind) for name, kind in kinds.items()}
+        outputs, after = step(module, tensors if valid is None else {**tensors, VALID: valid}, dict(states))
         return dict(outputs), after
 
     def in_order(inputs: dict[str, Tensor], states: States, valid: Tensor | None) -> tuple[dict[str, Tensor], Any]:
-        given = (inputs[name].to(kind) for name, kind in kinds.items())
-        results = module(*given, *states.values(), *(() if valid is None else (valid,)))
+        tensors = (inputs[name].to(kind) for name, kind in kinds.items())
+        results = module(*tensors, *states.values(), *(() if valid is None else (valid,)))
         flat = (results,) if isinstance(results, Tensor) else results
         return dict(zip(names, flat, strict=False)), dict(zip(held, flat[len(names) :], strict=True))
 

@@ -47,11 +47,14 @@ class SharedLayers:
         self.frequencies = 1 / (10000 ** (torch.arange(0.0, config.d_model, 2.0, device=device) / config.d_model))
 
     def zeros(self, *shape: int) -> Tensor:
-        """Return zeros in the parameters' dtype and on their device."""
+        """Return zeros in the parameters' dtype and on their device. For example, `zeros(4, 16, 32)`."""
         return torch.zeros(shape, dtype=self.dtype, device=self.frequencies.device)
 
     def positions(self, rows: int) -> Tensor:
-        """Return sinusoids of distances rows-1 … 0, clamped: [rows, D]; sines first."""
+        """Return sinusoids of distances rows-1 … 0, clamped: [rows, D]; sines first.
+
+        For example, `positions(21)` is [21, 32].
+        """
         distances = torch.arange(rows - 1, -1, -1.0, device=self.frequencies.device)
         if self.dialect.clamp_length is not None:
             distances.clamp_(max=self.dialect.clamp_length)
@@ -59,7 +62,10 @@ class SharedLayers:
         return torch.cat([angles.sin(), angles.cos()], dim=-1).to(self.dtype)
 
     def tables(self, rows: int) -> list[Tensor]:
-        """Return the product W_r·R of distances rows-1 … 0 for each layer, [H, d_head, rows]."""
+        """Return the product W_r·R of distances rows-1 … 0 for each layer, [H, d_head, rows].
+
+        For example, `tables(21)` has [2, 16, 21] for each layer.
+        """
         positions = self.positions(rows)
         projected = (self.linear(f"{name}.position", positions) for name in self.attention)
         return [x.view(rows, *self.heads).permute(1, 2, 0).contiguous() for x in projected]
@@ -70,7 +76,10 @@ class SharedLayers:
         return length == 1 and (window is None or window > remembered)
 
     def unseen(self, length: int, remembered: int) -> Tensor:
-        """Return a mask that is True for each key that a query may not see: bool [L, remembered + L]."""
+        """Return a mask that is True for each key that a query may not see: bool [L, remembered + L].
+
+        For example, `unseen(5, 16)` is [5, 21].
+        """
         ones = torch.ones(length, remembered + length, dtype=torch.bool, device=self.frequencies.device)
         unseen = ones.triu(remembered + 1)
         if (window := self.dialect.window_of(length, self.memory_length)) is not None:
@@ -78,7 +87,7 @@ class SharedLayers:
         return unseen
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Embed tokens: [...] → [..., D]."""
+        """Embed tokens: [...] → [..., D]. For example, [4, 5] → [4, 5, 32]."""
         c = self.config
         if c.div_val == 1:
             rows = F.embedding(tokens, self.state["embedding.tables.0"])
@@ -94,7 +103,10 @@ class SharedLayers:
         return embedded.view(*tokens.shape, -1) * c.embedding_scale
 
     def linear(self, name: str, x: Tensor) -> Tensor:
-        """Apply the projection of this name, with its bias if it has one: [..., in] → [..., out]."""
+        """Apply the projection of this name, with its bias if it has one: [..., in] → [..., out].
+
+        For example, [4, 5, 32] → [4, 5, 96].
+        """
         return F.linear(x, self.state[f"{name}.weight"], self.state.get(f"{name}.bias"))
 
     def joined(self, factors: Mapping[str, float]) -> list[tuple[Tensor, Tensor | None]]:
@@ -107,12 +119,15 @@ class SharedLayers:
         return [(join(name, "weight"), join(name, "bias") if bias else None) for name in self.attention]
 
     def norm(self, name: str, x: Tensor) -> Tensor:
-        """Apply the layer norm of this name, over [..., D]."""
+        """Apply the layer norm of this name, over [..., D]. For example, [4, 5, 32]."""
         weight, bias = self.state[f"{name}.weight"], self.state[f"{name}.bias"]
         return F.layer_norm(x, (self.config.d_model,), weight, bias, self.config.layer_norm_epsilon)
 
     def feed_forward(self, i: int, hidden: Tensor, attended: Tensor) -> Tensor:
-        """Compute the part of layer i after attention: residual, norms and the feed-forward layer, over [..., D]."""
+        """Compute the part of layer i after attention: residual, norms and the feed-forward layer, over [..., D].
+
+        For example, [4, 5, 32].
+        """
         name = f"{layer_name(i)}.feed_forward"
         if self.config.pre_lnorm:
             hidden = hidden + attended
@@ -123,11 +138,14 @@ class SharedLayers:
         return self.norm(f"{name}.norm", hidden + self.linear(f"{name}.outer", inner))
 
     def final(self, hidden: Tensor) -> Tensor:
-        """Apply the last norm, if the model has one, over [..., D]."""
+        """Apply the last norm, if the model has one, over [..., D]. For example, [4, 5, 32]."""
         return self.norm("final_norm", hidden) if self.config.final_norm else hidden
 
     def log_probabilities(self, hidden: Tensor) -> Tensor:
-        """Compute log-probabilities of the whole vocabulary: [N, D] → float32 [N, V]."""
+        """Compute log-probabilities of the whole vocabulary: [N, D] → float32 [N, V].
+
+        For example, [20, 32] → [20, 256].
+        """
         head, clusters = self._head(hidden), self.config.clusters
         if len(clusters) == 1:
             return head
@@ -138,7 +156,10 @@ class SharedLayers:
         return torch.cat([head[:, :first], *tails], dim=-1)
 
     def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Compute negative log-likelihoods in nats: [N, D] and ids [N] → float32 [N]; a tail runs only for its rows."""
+        """Compute negative log-likelihoods in nats: [N, D] and ids [N] → float32 [N]; a tail runs only for its rows.
+
+        For example, [20, 32] and [20] → [20].
+        """
         clusters = self.config.clusters
         if len(clusters) == 1:
             return -self.log_probabilities(hidden).gather(1, targets.long()[:, None])[:, 0]
@@ -150,11 +171,11 @@ class SharedLayers:
                 continue
             rows, inside = head[index], (targets[index] - low).long()[:, None]
             if cluster == 0:
-                found = rows.gather(1, inside)[:, 0]
+                logprobs = rows.gather(1, inside)[:, 0]
             else:
                 tail = self._logits(cluster, hidden[index]).log_softmax(dim=-1)
-                found = rows[:, first + cluster - 1] + tail.gather(1, inside)[:, 0]
-            result.index_copy_(0, index, -found)
+                logprobs = rows[:, first + cluster - 1] + tail.gather(1, inside)[:, 0]
+            result.index_copy_(0, index, -logprobs)
         return result
 
     def read_bytes(self, *unread: str) -> int:
@@ -195,15 +216,24 @@ class Eager(TokenCompetitor):
         self.reset()
 
     def segment(self, tokens: Tensor) -> Tensor:
-        """Run one segment, carrying memory along: token ids [B, T] → hidden states [B, T, D]."""
+        """Run one segment, carrying memory along: token ids [B, T] → hidden states [B, T, D].
+
+        For example, [4, 5] → [4, 5, 32].
+        """
         raise NotImplementedError
 
     def distribution(self, tokens: Tensor) -> Tensor:
-        """Compute log-probabilities of the next token after each token: token ids [B, T] → [B, T, V]."""
+        """Compute log-probabilities of the next token after each token: token ids [B, T] → [B, T, V].
+
+        For example, [4, 5] → [4, 5, 256].
+        """
         return self.parts.log_probabilities(self.segment(tokens).flatten(0, 1)).view(*tokens.shape, -1)
 
     def greedy(self, tokens: Tensor) -> Tensor:
-        """Compute the most likely token after a segment: token ids [B, T] → int32 [B]."""
+        """Compute the most likely token after a segment: token ids [B, T] → int32 [B].
+
+        For example, [4, 5] → [17, 4, 9, 2].
+        """
         return self.parts.log_probabilities(self.segment(tokens)[:, -1]).argmax(dim=-1).int()
 
     def nats(self, tokens: Tensor) -> Tensor:
@@ -222,5 +252,8 @@ class Eager(TokenCompetitor):
 
     @torch.inference_mode()
     def on_arrays(self, work: Work, tokens: Ids) -> Array:
-        """Run `distribution`, `greedy` or `nats` on token ids [B, T], and return the result as an array."""
+        """Run `distribution`, `greedy` or `nats` on token ids [B, T], and return the result as an array.
+
+        For example, `on_arrays(model.greedy, tokens)` turns [4, 5] into [17, 4, 9, 2].
+        """
         return np.asarray(work(torch.from_numpy(tokens)))

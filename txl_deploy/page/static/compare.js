@@ -70,7 +70,7 @@ function difference(one, other) {
   return { value, error: error === null ? "" : ` ± ${error.toFixed(3)}`, said: chance ? "may be chance" : judged(-value) };
 }
 
-/** Say whether a gain is one. @param {number} gain in nats; what is shown as 0.000 is none */
+/** Return "better", "worse" or "the same" for a gain. @param {number} gain in nats; what is shown as 0.000 is none */
 function judged(gain) {
   return Math.abs(gain) < 0.0005 ? "the same" : gain > 0 ? "better" : "worse";
 }

@@ -1,5 +1,5 @@
 // @ts-check
-/** The panel of the neighbours behind a token: where a datastore has read what resembles the text before it. */
+/** The panel of the neighbours behind a token: places where a datastore has read similar text. */
 
 import { bar } from "./choices.js";
 import { byId, element } from "./dom.js";
@@ -14,7 +14,7 @@ import { alone, percent, running } from "./words.js";
 const [BEFORE, AFTER] = [60, 30]; // most characters around a neighbour's token
 
 /**
- * Return the alternatives of an answer, and the token that stands there where it is none of them. Their `logprob` is the model's own.
+ * Return the alternatives of an answer, and the text's own token if it is none of them. Their `logprob` is the model's own.
  * @param {Answer} answer
  * @param {import("./story.js").Token} token
  * @returns {import("./story.js").Choice[]}

@@ -104,7 +104,7 @@ export function showSteps({ model: loaded, runtime, worklet }, complain) {
     byId("latest").replaceChildren(...rows);
   }
 
-  /** Do something while nothing else begins, and show where it led or why it failed. @param {(() => Promise<void>)} work */
+  /** Run an action while no other can begin, and show its result or its error. @param {(() => Promise<void>)} work */
   function alone(work) {
     const controls = ["step", "file", "begin", "rate"].map(byId);
     for (const control of controls) control.disabled = true;

@@ -49,11 +49,11 @@ class _Staying(Response):
 
     async def _stream(self, name: str, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        said: dict[str, object] = {"tab": name, "sessions": SESSIONS, "requests": REQUESTS}
+        message: dict[str, object] = {"tab": name, "sessions": SESSIONS, "requests": REQUESTS}
         while not self._tabs.closing.is_set():
-            event = b"data: " + msgspec.json.encode(said) + b"\n\n"
+            event = b"data: " + msgspec.json.encode(message) + b"\n\n"
             await send({"type": "http.response.body", "body": event, "more_body": True})
-            said = {}
+            message = {}
             try:
                 await asyncio.wait_for(self._tabs.closing.wait(), BEAT)
             except asyncio.TimeoutError:

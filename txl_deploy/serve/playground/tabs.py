@@ -25,8 +25,8 @@ _OF_TAB = re.compile(r"(tab-[0-9a-f]{16})-")
 
 def of_tab(name: str) -> str | None:
     """Return the tab to which a session belongs, e.g. "tab-…" for "tab-…-text"; None if it belongs to no tab."""
-    found = _OF_TAB.match(name)
-    return found[1] if found else None
+    match = _OF_TAB.match(name)
+    return match[1] if match else None
 
 
 class Tabs:

@@ -110,12 +110,12 @@ class Generating:
 
         Values that other servers treat as "not given", such as top_k 0, are treated so here, too.
         """
-        found = {
+        settings = {
             name: tensor.as_numpy().copy()
             for name in ("tokens", "max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop_tokens")
             if (tensor := self._server.get_input_tensor_by_name(request, name)) is not None
         }
-        single = {name: array.ravel()[0].item() for name, array in found.items() if array.size}
+        single = {name: array.ravel()[0].item() for name, array in settings.items() if array.size}
         options = {name: single[name] for name in ("temperature", "top_k", "top_p", "seed") if name in single}
         if options.get("top_k") in (-1, 0):
             del options["top_k"]
@@ -125,10 +125,10 @@ class Generating:
             options["seed"] %= SEEDS
         wanted = frozenset(request.requested_output_names())
         asked = Request(
-            tokens=found["tokens"].ravel(),
+            tokens=settings["tokens"].ravel(),
             max_new_tokens=single.get("max_new_tokens", 0),
             sampling=Sampling(**options),
-            stop_tokens=found["stop_tokens"].ravel().tolist() if "stop_tokens" in found else (),
+            stop_tokens=settings["stop_tokens"].ravel().tolist() if "stop_tokens" in settings else (),
             top_logprobs=0 if "logprobs" in wanted else None,
         )
         start, end = flag_of(request, "START", self._server), flag_of(request, "END", self._server)
@@ -225,10 +225,10 @@ class Generating:
         response = self._server.InferenceResponse(output_tensors=outputs)
         asked.sender.send(response, self._server.TRITONSERVER_RESPONSE_COMPLETE_FINAL if reason else 0)
 
-    def _refuse(self, sender: Any, said: str, code: str) -> None:
+    def _refuse(self, sender: Any, message: str, code: str) -> None:
         """Send an error as the last response; if the client cannot be reached, only log this."""
         try:
-            error = self._server.TritonError(said, getattr(self._server.TritonError, code))
+            error = self._server.TritonError(message, getattr(self._server.TritonError, code))
             response = self._server.InferenceResponse(output_tensors=[], error=error)
             sender.send(response, self._server.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
         except Exception as error:
@@ -236,5 +236,5 @@ class Generating:
 
 
 def _unsent(error: Exception) -> str:
-    said = f"{type(error).__name__}: {one_line(error)}"
-    return f"a response could not be sent ({said}), expected the server to take it; the request was ended, ask again"
+    message = f"{type(error).__name__}: {one_line(error)}"
+    return f"a response could not be sent ({message}), expected the server to take it; the request was ended, ask again"

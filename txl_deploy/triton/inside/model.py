@@ -50,8 +50,8 @@ class TritonPythonModel:
                 cannot be loaded.
         """
         folder = Path(__file__).resolve().parent
-        found = json.loads(args["model_config"]).get("parameters", {})
-        parameters = {name: value["string_value"] for name, value in found.items()}
+        settings = json.loads(args["model_config"]).get("parameters", {})
+        parameters = {name: value["string_value"] for name, value in settings.items()}
         problem = missing(parameters.get("backend", "cpu"))
         if problem:  # if NumPy is missing, the server's own class of errors cannot be imported
             raise RuntimeError(problem)

@@ -106,12 +106,12 @@ class Stepping:
         """Do nothing, because nothing runs between calls."""
 
     def _read(self, request: Any) -> tuple[dict[str, NDArray[Any]], int, frozenset[str], bool]:
-        wanted, found = frozenset(request.requested_output_names()), {}
+        wanted, inputs_by_name = frozenset(request.requested_output_names()), {}
         every = not self._speaks or self._manifest.outputs[0].name in wanted
         for entry in self._manifest.given:
             tensor = self._server.get_input_tensor_by_name(request, entry.name).as_numpy()[0]
-            found[entry.name] = entry.axes.joined([tensor])
-        arrays, counts, columns = check_inputs(found, None, self._manifest, 1)
+            inputs_by_name[entry.name] = entry.axes.joined([tensor])
+        arrays, counts, columns = check_inputs(inputs_by_name, None, self._manifest, 1)
         sizes = [output.sizes(self._rows.count, 1) for output in self._manifest.outputs]
         # bytes per position: every served type has at most 4 bytes per value
         size = sum(4 * math.prod(axes) for axes in sizes)
@@ -171,10 +171,10 @@ class Stepping:
             lengths[row] = step.length
         inputs = {entry.name: self._stacked(entry, live, longest) for entry in self._manifest.given}
         if not self._speaks:
-            found = self._stream.feed(inputs, lengths)
+            results = self._stream.feed(inputs, lengths)
             return {
                 row: {
-                    output.name: np.ascontiguousarray(found[output.name][output.axes.window(0, step.length, row)])
+                    output.name: np.ascontiguousarray(results[output.name][output.axes.window(0, step.length, row)])
                     for output in self._manifest.outputs
                     if output.name in step.wanted
                 }

@@ -24,18 +24,18 @@ def unfolded(config: Mapping[str, Any]) -> dict[str, Any]:
     params = config.get("params")
     params = params if isinstance(params, Mapping) else {}
     trained = {**config, **params}.get("config")
-    told = {key: trained[key] for key in _REST if key in trained} if isinstance(trained, Mapping) else {}
-    return {**told, **params, **config}
+    settings = {key: trained[key] for key in _REST if key in trained} if isinstance(trained, Mapping) else {}
+    return {**settings, **params, **config}
 
 
 def build(config: Mapping[str, Any]) -> nn.Module:
     """Return a model for a training's `model` and `network`, and a player's values such as `actions_num`."""
     params = {key: config[key] for key in ("model", "network")}
     sizes = config["input_shape"] if isinstance(config["input_shape"], list | tuple) else [config["input_shape"]]
-    given = {"actions_num": config["actions_num"], "input_shape": tuple(count("input_shape", n) for n in sizes)}
+    arguments = {"actions_num": config["actions_num"], "input_shape": tuple(count("input_shape", n) for n in sizes)}
     rest = {key: config.get(key, value) for key, value in _REST.items()}
     builder = import_module("rl_games.algos_torch.model_builder").ModelBuilder()
-    model: nn.Module = builder.load(params).build(given | rest)
+    model: nn.Module = builder.load(params).build(arguments | rest)
     return model
 
 
@@ -45,11 +45,11 @@ def shape(module: Any, config: Mapping[str, Any]) -> Shape | None:
     if network is None:
         return None
     if not network.is_rnn() or network.rnn_name not in ("lstm", "gru"):
-        found = network.rnn_name if network.is_rnn() else "no rnn"
-        raise UsageError(f"the network has {found}, expected lstm or gru; one without memory needs no stream")
+        rnn = network.rnn_name if network.is_rnn() else "no rnn"
+        raise UsageError(f"the network has {rnn}, expected lstm or gru; one without memory needs no stream")
     if getattr(network, "central_value", False) or isinstance(module.obs_shape, dict):
-        found = "a central value" if getattr(network, "central_value", False) else "a dictionary of observations"
-        raise UsageError(f"the model is one with {found}, which is not supported; write a StepSpec for it")
+        rnn = "a central value" if getattr(network, "central_value", False) else "a dictionary of observations"
+        raise UsageError(f"the model is one with {rnn}, which is not supported; write a StepSpec for it")
     rnns = {"actor": "a2c_network.a_rnn.rnn", "critic": "a2c_network.c_rnn.rnn"}
     return Shape(
         rnns=rnns if network.separate else {"rnn": "a2c_network.rnn.rnn"},
@@ -65,8 +65,8 @@ def _play(policy: Any, inputs: Named, recur: Recurrence) -> tuple[Tensor, Tensor
     if policy.normalize_input:
         mean, deviation = _moments(policy.running_mean_std)
         obs = torch.clamp((obs - mean) / deviation, -CLIP, CLIP)
-    given = {"obs": obs, "rnn_states": tuple(recur.states.values()), "seq_length": 1}
-    scores, *_, value, after = policy.a2c_network(given)
+    arguments = {"obs": obs, "rnn_states": tuple(recur.states.values()), "seq_length": 1}
+    scores, *_, value, after = policy.a2c_network(arguments)
     recur.states = dict(zip(recur.states, after, strict=True))
     if policy.normalize_value:
         mean, deviation = _moments(policy.value_mean_std)

@@ -64,10 +64,10 @@ def build(config: Mapping[str, Any]) -> nn.Module:
     for role, width in (("actor", count("num_actions", config["num_actions"])), ("critic", 1)):
         if _has(config, role):
             arguments = dict(config[role])
-            made = getattr(package, name := arguments.pop("class_name", "RNNModel"), None)
-            if made is None:
+            model_class = getattr(package, name := arguments.pop("class_name", "RNNModel"), None)
+            if model_class is None:
                 raise UsageError(f"class_name of {role} is {name!r}, which rsl_rl.models lacks; expected RNNModel")
-            models[role] = made(seen, config["obs_groups"], role, width, **arguments)
+            models[role] = model_class(seen, config["obs_groups"], role, width, **arguments)
     return models
 
 
@@ -107,7 +107,7 @@ def shape(module: Any, config: Mapping[str, Any]) -> Shape | None:
     named = {"actor": "action", "critic": "value"}
 
     def play(policy: Any, inputs: Named, recur: Recurrence) -> list[Tensor]:
-        found = []
+        results = []
         for role, place in places.items():
             normal = _at(policy, place.normalizer)
             rows = inputs[observed[role]] if normal is None else normal(inputs[observed[role]])
@@ -116,8 +116,8 @@ def shape(module: Any, config: Mapping[str, Any]) -> Shape | None:
                 rows = noise.deterministic_output(rows)
             elif getattr(policy, "state_dependent_std", False) and role == "actor":
                 rows = rows[..., 0, :]
-            found.append(rows[:, 0] if role == "critic" else rows)
-        return found
+            results.append(rows[:, 0] if role == "critic" else rows)
+        return results
 
     return Shape(
         rnns={role: place.rnn for role, place in places.items() if role not in plain},

@@ -24,14 +24,14 @@ def build(config: Mapping[str, Any]) -> Any:
     `policy_kwargs` are those of the training; `activation_fn` may be the text of a class of torch.nn.
     """
     spaces, policies = import_module("gymnasium.spaces"), import_module("sb3_contrib.common.recurrent.policies")
-    given = dict(config["policy_kwargs"])
-    if found := re.fullmatch(r"<class 'torch\.nn\.modules\.activation\.(\w+)'>", str(given.get("activation_fn"))):
-        given["activation_fn"] = getattr(torch.nn, found[1])
-    if unknown := [f"{key} {value}" for key, value in given.items() if isinstance(value, str)]:
+    arguments = dict(config["policy_kwargs"])
+    if match := re.fullmatch(r"<class 'torch\.nn\.modules\.activation\.(\w+)'>", str(arguments.get("activation_fn"))):
+        arguments["activation_fn"] = getattr(torch.nn, match[1])
+    if unknown := [f"{key} {value}" for key, value in arguments.items() if isinstance(value, str)]:
         raise UsageError(f"policy_kwargs have {', '.join(unknown)}, expected sizes; give the policy from Python")
     low, high = (np.asarray(limit, np.float32) for limit in config["limits"])
     seen = spaces.Box(-np.inf, np.inf, tuple(config["observation_shape"]), np.float32)
-    return policies.RecurrentActorCriticPolicy(seen, spaces.Box(low, high), lambda _: 0.0, **given)
+    return policies.RecurrentActorCriticPolicy(seen, spaces.Box(low, high), lambda _: 0.0, **arguments)
 
 
 def shape(module: Any, config: Mapping[str, Any]) -> Shape | None:

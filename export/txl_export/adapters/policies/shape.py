@@ -56,9 +56,9 @@ class Recurrence:
         names = self._names[role]
         held = tuple(self.states[name] for name in names)
         alone = rows.dim() == 2
-        found, after = self._rnns[role](rows[None] if alone else rows, held if len(held) == 2 else held[0])
+        results, after = self._rnns[role](rows[None] if alone else rows, held if len(held) == 2 else held[0])
         self.states.update(zip(names, after if len(held) == 2 else (after,), strict=True))
-        rows = found[0] if alone else found
+        rows = results[0] if alone else results
         return rows
 
 

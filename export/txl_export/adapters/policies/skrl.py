@@ -16,13 +16,13 @@ from txl_export.families.own_module.spec import InputSpec, Named, OutputSpec
 
 KEYS = ("widths", "activations", "normalised")
 SCALER = {"epsilon": 1e-8, "clip_threshold": 5.0}
-"""Added to the deviation, and the limit of normalised numbers: the package's RunningStandardScaler's, unless told."""
+"""Defaults of the package's RunningStandardScaler: the number added to the deviation, and the limit of results."""
 ACTIVATIONS = {"": nn.Identity, "elu": nn.ELU, "leaky_relu": nn.LeakyReLU, "relu": nn.ReLU, "selu": nn.SELU}
 ACTIVATIONS |= {"sigmoid": nn.Sigmoid, "softplus": nn.Softplus, "softsign": nn.Softsign, "tanh": nn.Tanh}
 
 
 class LayeredPolicy(nn.Module):
-    """Linear layers with an activation behind each, and what observations are normalised by."""
+    """Linear layers, each followed by an activation, and the numbers that normalise observations."""
 
     def __init__(
         self, widths: list[int], activations: list[str], normalised: bool, scaler: Mapping[str, float] = SCALER

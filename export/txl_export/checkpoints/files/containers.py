@@ -64,17 +64,20 @@ class PlainPickle:
 
     def content(self, written: ProgramAnswer, builder: Builder) -> Any:
         """Return the content that the pickles describe; raise CheckpointError if a storage is missing."""
-        made = builder.plain(written.contents[0])
+        content = builder.plain(written.contents[0])
         if self._storages:
             raise CheckpointError(f"its tensors lie in no file that torch.save wrote; {SAVE_AGAIN}")
-        return made
+        return content
 
     def elements(self, key: str, dtype: torch.dtype, count: int) -> Tensor:
-        """Allocate a storage [count] that is filled later; raise CheckpointError if it is larger than the file."""
+        """Allocate a storage [count] that is filled later; raise CheckpointError if it is larger than the file.
+
+        For example, `elements("0", torch.float32, 6)` for a tensor [2, 3].
+        """
         self._promised += count * dtype.itemsize
         if self._promised > self._size:
-            told = f"storage {shown(key)} of {count} × {dtype} does not fit into the {self._size} bytes of the file"
-            raise CheckpointError(f"{told}; the file is {DAMAGED}")
+            message = f"storage {shown(key)} of {count} × {dtype} does not fit into the {self._size} bytes of the file"
+            raise CheckpointError(f"{message}; the file is {DAMAGED}")
         self._storages[key] = count, _allocated(count * dtype.itemsize)
         return self._storages[key][1].view(dtype)
 
@@ -85,10 +88,10 @@ class PlainPickle:
             CheckpointError: the inner file holds anything but a storage.
         """
         file = LegacyFile(io.BytesIO(behind), len(behind))
-        found = file.content(ProgramAnswer(contents), Builder(b"", file.elements, {}), bare=True)
-        if not isinstance(found, Storage):
+        content = file.content(ProgramAnswer(contents), Builder(b"", file.elements, {}), bare=True)
+        if not isinstance(content, Storage):
             raise CheckpointError("a nested file holds no storage; the file is damaged or was made to do harm")
-        return found
+        return content
 
 
 class ZipFile(PlainPickle):
@@ -103,8 +106,8 @@ class ZipFile(PlainPickle):
         if not programs and "policy.pth" in entries:
             raise CheckpointError(STABLE_BASELINES)
         if len(programs) != 1:
-            told = f"this is a zip archive with {len(programs)} data.pkl, expected one as torch.save writes"
-            raise CheckpointError(f"{told}; {SAVE_AGAIN}")
+            message = f"this is a zip archive with {len(programs)} data.pkl, expected one as torch.save writes"
+            raise CheckpointError(f"{message}; {SAVE_AGAIN}")
         self._root = root = programs[0].removesuffix("data.pkl")
         scripted = any(name == f"{root}constants.pkl" or name.startswith(f"{root}code/") for name in entries)
         self.constants = sum(name.startswith(f"{root}constants/") and entries[name].file_size > 0 for name in entries)
@@ -141,8 +144,8 @@ class ZipFile(PlainPickle):
         for info in infos:
             stored = info.compress_type == zipfile.ZIP_STORED and info.file_size == info.compress_size
             if not (stored or re.match(_CODE, info.filename)) or info.flag_bits & 1:
-                told = f"{shown(info.filename)} in the zip archive is compressed or encrypted"
-                raise CheckpointError(f"{told}, which torch.save never does; {SAVE_AGAIN}")
+                message = f"{shown(info.filename)} in the zip archive is compressed or encrypted"
+                raise CheckpointError(f"{message}, which torch.save never does; {SAVE_AGAIN}")
             info.CRC = info.CRC or None  # type: ignore[assignment] # 0: torch left the checksum out; compare nothing
         if sum(info.compress_size for info in infos) > size or len(self._entries) < len(infos):
             raise CheckpointError(f"entries of the zip archive overlap, or have one name; the file is {DAMAGED}")
@@ -161,7 +164,7 @@ class LegacyFile(PlainPickle):
         magic, protocol, _, content, listed = written.contents
         if (magic, protocol) != (MAGIC_NUMBER, PROTOCOL):
             raise CheckpointError(f"no magic number, or not protocol {PROTOCOL}, as torch.save writes; it is {DAMAGED}")
-        made, keys = (builder.any if bare else builder.plain)(content), builder.plain(listed)
+        result, keys = (builder.any if bare else builder.plain)(content), builder.plain(listed)
         if type(keys) is not list or {*map(type, keys)} - {str} or sorted(keys) != sorted(self._storages):
             raise CheckpointError(f"the storages that are used are not those that are listed; the file is {DAMAGED}")
         self._file.seek(written.end)
@@ -170,7 +173,7 @@ class LegacyFile(PlainPickle):
             if self._file.read(8) != struct.pack("<q", count):
                 raise CheckpointError(f"storage {shown(key)} does not have {count} elements; the file is {DAMAGED}")
             _fill(elements, self._file)
-        return made
+        return result
 
 
 def _attempted(what: str, read: Callable[[], Any]) -> Any:

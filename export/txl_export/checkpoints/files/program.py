@@ -47,9 +47,9 @@ class PickledObject:
             # a class inside a class: getattr(Outer, "Inner")
             case (type() as outer, str(inner)) if cls.called == "builtins.getattr":
                 return made_up(f"{outer.called}.{inner}")  # type: ignore[attr-defined]
-        made = object.__new__(cls)
-        made.args, made.states, made.values, made.pairs = args, [], [], []
-        return made
+        instance = object.__new__(cls)
+        instance.args, instance.states, instance.values, instance.pairs = args, [], [], []
+        return instance
 
     def __setstate__(self, state: Any) -> None:
         self.states.append(state)
@@ -103,17 +103,17 @@ class Writer:
         Returns:
             Their contents, the error of the first that is refused ("" if there is none), and the offset after the last.
         """
-        file, found = io.BufferedReader(io.BytesIO(data)), list[Any]()
+        file, contents = io.BufferedReader(io.BytesIO(data)), list[Any]()
         try:
             for _ in range(count):
-                found.append(self.node(Programs(file, self.names).load()))
+                contents.append(self.node(Programs(file, self.names).load()))
         except RefusedError as error:
-            return found, str(error), 0
+            return contents, str(error), 0
         except MemoryError:
             raise
         except Exception:  # Python raises many types, e.g. IndexError, for a damaged pickle
-            return found, "the pickle is cut short or damaged; copy the file again", 0
-        return found, "", file.tell()
+            return contents, "the pickle is cut short or damaged; copy the file again", 0
+        return contents, "", file.tell()
 
     def node(self, value: Any) -> Any:
         """Return a value as JSON can hold it, e.g. [1, 2, 3] for the list [2, 3].
@@ -160,10 +160,10 @@ class Writer:
                 if id(value) in self._files:
                     return [FILE, self._files[id(value)]]
                 number = self._files[id(value)] = len(self._files)
-                found, error, end = self.contents(data := _bytes(data), 5)
+                contents, error, end = self.contents(data := _bytes(data), 5)
                 if error:
                     raise RefusedError(error)
-                return [FILE, number, self._bytes(data[end:]), *found]
+                return [FILE, number, self._bytes(data[end:]), *contents]
             case PickledObject():
                 # counts as 4 values, because a stand-in takes more memory than a value
                 self._take(4 + len(value.called) // TEXT)
@@ -199,7 +199,7 @@ def answer(request: bytes) -> bytes:
     """
     writer = Writer(len(request))
     contents, error, end = writer.contents(request[1:], request[0])
-    names = [made.called for made in writer.names.values()]
+    names = [stub.called for stub in writer.names.values()]
     written = json.dumps({"contents": contents, "error": error, "end": end, "names": names}).encode()
     return len(written).to_bytes(8, "little") + written + writer.blob
 

@@ -98,9 +98,9 @@ class Builder:
         Raises:
             CheckpointError: the content is neither, or a tensor lies outside its storage.
         """
-        if isinstance(found := self.any(written), Storage):
+        if isinstance(value := self.any(written), Storage):
             raise CheckpointError(f"the content has a Storage where plain data was expected; {HARM}")
-        return found
+        return value
 
     def any(self, written: Any) -> Any:
         """Return plain data or a `Storage`; raise the errors of `plain`."""
@@ -136,14 +136,14 @@ class Builder:
                 name, args = function, inner
         if call := FUNCTIONS.get(name):
             try:
-                made = call(*map(self.any, args))
+                result = call(*map(self.any, args))
             except (TypeError, ValueError):
                 raise CheckpointError(f"the pickle calls {name} with what it does not take; {HARM}") from None
-            if type(made) is list:
-                made += map(self.plain, values)
-            elif type(made) is dict:
-                made |= self.plain([program.DICT, *pairs])
-            return made
+            if type(result) is list:
+                result += map(self.plain, values)
+            elif type(result) is dict:
+                result |= self.plain([program.DICT, *pairs])
+            return result
         stub = Stub(name, {}, (*map(self.plain, args),))
         for state in map(self.plain, states):
             # an object with slots has a pair of states: its __dict__, its slots
@@ -163,14 +163,14 @@ class Builder:
             case _:
                 dtype = None
         if dtype is None:
-            told = "sparse, quantised and complex tensors are not read here"
-            raise CheckpointError(f"the pickle refers to something that is no storage of a known type; {told}")
+            message = "sparse, quantised and complex tensors are not read here"
+            raise CheckpointError(f"the pickle refers to something that is no storage of a known type; {message}")
         if key not in self._storages:
             self._storages[key] = (dtype, count), Storage(self.elements(key, dtype, count))
         known, storage = self._storages[key]
         if known != (dtype, count):
-            told = f"storage {shown(key)} is {known[1]} × {known[0]} and {count} × {dtype} at once"
-            raise CheckpointError(f"{told}; save a state dict whose tensors do not share memory under two types")
+            message = f"storage {shown(key)} is {known[1]} × {known[0]} and {count} × {dtype} at once"
+            raise CheckpointError(f"{message}; save a state dict whose tensors do not share memory under two types")
         match view:
             case [] | [None]:
                 return storage

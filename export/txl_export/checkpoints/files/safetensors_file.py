@@ -32,6 +32,8 @@ def is_safetensors(head: bytes, size: int) -> bool:
 def read_safetensors(file: io.BufferedReader, size: int) -> dict[str, Tensor]:
     """Return the tensors by name.
 
+    For example, {"word_emb.weight": [256, 32]}.
+
     Raises:
         CheckpointError: the file is not valid, or has a type that is not in `TYPES`.
     """

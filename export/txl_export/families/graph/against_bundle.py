@@ -69,19 +69,19 @@ def verify_beside(
         listener.stage(f"stream beside {path.name}", count)
         for segment in range(count):
             inputs = source.take(rows, length)
-            found = stream.run(inputs)
+            results = stream.run(inputs)
             theirs = run({**wiring.feeds(inputs), **firsts})
             firsts = {port: theirs[after] for port, after in wiring.after.items()}
             for output in manifest.outputs:
                 name, other = output.name, theirs[wiring.returns[output.name]]
-                if other.shape != found[name].shape:
+                if other.shape != results[name].shape:
                     raise CheckError(
                         f"{path}: gives {wiring.returns[name]} of the shape {list(other.shape)}, expected the bundle's "
-                        f"{name} {list(found[name].shape)}; look whether a size was fixed when it was exported"
+                        f"{name} {list(results[name].shape)}; look whether a size was fixed when it was exported"
                     )
                 if output.role == "logprobs":  # the file may return logits
                     other = torch.from_numpy(other).log_softmax(-1).numpy()
-                apart = relative_difference(found[name], other)
+                apart = relative_difference(results[name], other)
                 worst[name] = max(worst[name], apart)
                 first = first or (f"{name} in segment {segment + 1} of {count}" if apart > limit else "")
             listener.advance()
@@ -96,12 +96,12 @@ def verify_beside(
     )
 
 
-def _firsts(file: Foreign, wiring: Wiring, said: FileOptions, own: Arrays, rows: int) -> dict[str, Array]:
+def _firsts(file: Foreign, wiring: Wiring, options: FileOptions, own: Arrays, rows: int) -> dict[str, Array]:
     """Return initial values, by the file's names, of states for which the file stores none."""
     firsts = dict[str, Array]()
-    for port in [one for one in file.inputs if one.name in wiring.after and one.name not in said.given]:
+    for port in [one for one in file.inputs if one.name in wiring.after and one.name not in options.given]:
         zeros = np.zeros([size if isinstance(size, int) else rows for size in port.shape])
-        like = own.get(said.rename.get(port.name, port.name), zeros)
+        like = own.get(options.rename.get(port.name, port.name), zeros)
         firsts[port.name] = like if like.shape == zeros.shape else zeros
     return firsts
 

@@ -79,13 +79,13 @@ def verify_file(
         listener.stage(f"open {path.name}")
         with running(foreign) as run:
             model = FileModel(plan, foreign, run, wiring, "fp16" if half else "fp32")
-            found = verify_model(
+            parity = verify_model(
                 lambda: model, ModuleReference(plan), name, spec.samples, segments, listener, odd=False
             )
     limit, defaults = BISECT[model.manifest.precision], foreign.model.graph.initializers
     starts = {one: defaults[port].const_value for one, port in wiring.takes.items() if port in defaults}
-    found = replace(found, gates=(*found.gates, *_first_states(plan, starts, limit)))
-    return replace(found, advice=_told(found, model.engine.still, limit))
+    parity = replace(parity, gates=(*parity.gates, *_first_states(plan, starts, limit)))
+    return replace(parity, advice=_told(parity, model.engine.still, limit))
 
 
 def _step(spec: StepSpec) -> Step:
@@ -118,12 +118,12 @@ def _first_states(plan: Plan, starts: Mapping[str, Any], limit: float) -> list[G
     return [Gate("first state of the file max abs (relative)", worst, limit, worst <= limit)] if starts else []
 
 
-def _told(found: Parity, still: set[str], limit: float) -> str:
+def _told(parity: Parity, still: set[str], limit: float) -> str:
     """Return a sentence: the segment where file and module first differ, and the likely cause.
 
     `still`: states that never changed in the file.
     """
-    for chain in found.chains:
+    for chain in parity.chains:
         sides = (("output", chain.outputs, 1), ("state", chain.states, chain.chain.every))
         apart = {
             f"{kind} {name}": [at * every for at, most in enumerate(errors.tensor.most) if not (most or 0) <= limit]
@@ -137,7 +137,7 @@ def _told(found: Parity, still: set[str], limit: float) -> str:
         names = [key for key, place in parting.items() if place == at]
         if dead := sorted(name for name in still if f"state {name}" in parting):
             why = f"the file returns {some(dead)} as it was given"
-        elif chain is not found.chains[0]:
+        elif chain is not parity.chains[0]:
             why = "whole segments of the longest chain agree, so look at resets, at idle sequences and at lengths"
         elif at:
             why = "the first segments agree, so look at what is fed back, at its order, and at what counts steps"
@@ -146,7 +146,7 @@ def _told(found: Parity, still: set[str], limit: float) -> str:
         else:
             why = "a single step differs, so look at weights, inputs, arithmetic and modes"
         return f"they part first in segment {at + 1} of {chain.name}, at {some(names, 4)}: {why}"
-    missed = [gate.name for gate in failing(found.gates)]
+    missed = [gate.name for gate in failing(parity.gates)]
     bits = "a segment that is repeated, or beside others, gives other bits; look for random numbers and mixed rows"
     why = bits if all(name.endswith("(bits)") for name in missed) else "see the table, whose errors are all small"
     return f"{some(missed)} failed: {why}" if missed else ""

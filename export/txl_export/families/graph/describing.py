@@ -159,25 +159,25 @@ def _look(foreign: Foreign, choices: Choices, helper: Helper, facts: GraphFacts,
     again = runner.run(inputs.given)
     if any(again[name].tobytes() != array.tobytes() for name, array in inputs.first.items()):
         raise EndedError("two runs with the same inputs return other numbers, so that changing one tells nothing")
-    found = pair(inputs, runner, choices.states)
-    facts.states, facts.undecided = found.states, found.undecided
+    pairs = pair(inputs, runner, choices.states)
+    facts.states, facts.undecided = pairs.states, pairs.undecided
     listener.stage("change sizes and single places")
-    behaviour = Behaviour(inputs, runner, found.states)
+    behaviour = Behaviour(inputs, runner, pairs.states)
     facts.axes = behaviour.axes()
-    if found.states:
-        listener.stage("follow changes of states", len(found.states))
+    if pairs.states:
+        listener.stage("follow changes of states", len(pairs.states))
     for lasting in behaviour.lasting(listener.advance):
         facts.lasting.append(lasting)
     known = inputs.structure.kinds.positions.items()
     longer = [name for name, axis in known if name in inputs.given and inputs.given[name].shape[axis] > 1]
     facts.history = next((name for name in longer if name not in facts.axes.positions), "")
     facts.forgets = forgets(folded.model, facts.axes.positions, helper.fold)
-    returned = {state.output for state in found.states}
-    growing = {one.input: inputs.rows_of(one.input, one.grows) for one in found.states if one.grows is not None}
+    returned = {state.output for state in pairs.states}
+    growing = {one.input: inputs.rows_of(one.input, one.grows) for one in pairs.states if one.grows is not None}
     return replace(
         choices,
-        states={**choices.states, **{one.input: one.suggested for one in found.undecided}},
-        fix={**facts.fixed, **open_sizes(inputs, found.states, facts.axes)},
+        states={**choices.states, **{one.input: one.suggested for one in pairs.undecided}},
+        fix={**facts.fixed, **open_sizes(inputs, pairs.states, facts.axes)},
         outputs=tuple(name for name in wanted if name not in returned) if structure.random[1] else (),
         windows=growing,
     )
@@ -206,7 +206,7 @@ def _unknown(graph: ir.Graph) -> list[str]:
     return sorted(left - REWRITES.keys())
 
 
-def _try(foreign: Foreign, choices: Choices, source: str, facts: GraphFacts, said: Mapping[str, str]) -> None:
+def _try(foreign: Foreign, choices: Choices, source: str, facts: GraphFacts, states: Mapping[str, str]) -> None:
     """Try the first steps of `export` with each possible command, and keep the first command that works."""
     from txl_export.families.graph.family import begin  # imports PyTorch, which takes seconds
 
@@ -214,7 +214,7 @@ def _try(foreign: Foreign, choices: Choices, source: str, facts: GraphFacts, sai
     shown = bool(facts.states or facts.undecided)
     facts.tried = "" if opened or shown else "what it forgets cannot be carried on, and it has no other state"
     for way in [replace(choices, open=True)] * opened + [choices] * shown:
-        untold = {name: output for name, output in way.states.items() if name not in said}
+        untold = {name: output for name, output in way.states.items() if name not in states}
         facts.command = shlex.join(_command(replace(way, states=untold), source))
         try:
             facts.unknown = _unknown(begin(foreign, way, Silent(), TRIED).graph.graph)
@@ -233,8 +233,8 @@ def _try(foreign: Foreign, choices: Choices, source: str, facts: GraphFacts, sai
 def _command(choices: Choices, source: str) -> Iterator[str]:
     """Yield the words of the export command."""
     yield from ("txl-deploy", "export", source, "-o", f"{Path(source).stem}.txl".replace(":", "-"))
-    told = {"--fix": choices.fix, "--state": choices.states, "--window": choices.windows}
-    for option, values in told.items():
+    flags = {"--fix": choices.fix, "--state": choices.states, "--window": choices.windows}
+    for option, values in flags.items():
         for name, value in values.items():
             yield from (option, f"{name}={value}")
     for name in choices.outputs:

@@ -100,38 +100,38 @@ def prepare(source: str | Path, options: ExportOptions, listener: Listener) -> P
         tuple(options.outputs),
         options.windows or {},
     )
-    taken = take(read_foreign(leapp.path), choices, listener)
-    asked = options.batch_sizes if options.batch_size != () else (taken.step.sequences or 1,)
-    spec, vocabulary = with_data(by_position(taken.spec, options.segment_lengths), options)
-    plan = planned(taken, spec, asked, options.segment_lengths, listener)
-    half = options.precision is None and computes_in_half(taken.foreign.model.graph)
+    opened = take(read_foreign(leapp.path), choices, listener)
+    asked = options.batch_sizes if options.batch_size != () else (opened.step.sequences or 1,)
+    spec, vocabulary = with_data(by_position(opened.spec, options.segment_lengths), options)
+    plan = planned(opened, spec, asked, options.segment_lengths, listener)
+    half = options.precision is None and computes_in_half(opened.foreign.model.graph)
     if half:
         listener.warn("the file computes in float16, so fp16's limits judge it; --precision fp32 asks for more")
     family = {
         "name": "graph",
-        "file": taken.foreign.path.name,
-        "sha256": taken.foreign.sha256,
+        "file": opened.foreign.path.name,
+        "sha256": opened.foreign.sha256,
         "states": {
             **{name: output for name, output in choices.states.items() if not output},
-            **{side.port: output for side, output in taken.step.states if side.port in taken.step.shown},
+            **{side.port: output for side, output in opened.step.states if side.port in opened.step.shown},
         },
         "fix": {name: np.asarray(value).tolist() for name, value in choices.fix.items()},
         "rate": leapp.rate,
         **leapp.facts,
         "open": choices.open,
         "initial": {
-            side.port: f"initial.{side.spec.name}" for side, _ in taken.step.states if side.port in choices.initial
+            side.port: f"initial.{side.spec.name}" for side, _ in opened.step.states if side.port in choices.initial
         },
         "batch_axes": dict(choices.batch_axes),
         "position_axes": dict(choices.position_axes),
         "outputs": [*choices.outputs],
         "windows": dict(choices.windows),
-        "opened": str(taken.opened or ""),
+        "opened": str(opened.opened or ""),
         "settled": some([f"{name} = {value}" for name, value in choices.fix.items()]) if choices.fix else "",
     }
 
     def make(of: Plan) -> Capture:
-        return capturing(taken.graph, taken.step, of, taken.helper)
+        return capturing(opened.graph, opened.step, of, opened.helper)
 
     return PreparedStep(
         plan,
@@ -139,9 +139,9 @@ def prepare(source: str | Path, options: ExportOptions, listener: Listener) -> P
         "stages",
         family,
         vocabulary,
-        {"source": {"name": taken.foreign.path.name, "weights": None}},
+        {"source": {"name": opened.foreign.path.name, "weights": None}},
         SOURCE,
-        make(plan) if spec.has_length is taken.spec.has_length else lifting(plan, make),
+        make(plan) if spec.has_length is opened.spec.has_length else lifting(plan, make),
         rounds=half,
     )
 
@@ -159,17 +159,17 @@ def verify(request: VerifyRequest, listener: Listener) -> tuple[Parity, None]:
         if request.checkpoint is None:
             listener.warn("the bundle's own vectors are replayed; --checkpoint FILE.onnx compares it with the file")
             return replay_vectors(opener, manifest.precision, listener), None
-        told, first = manifest.family, read_weight_file(bundle.file(manifest.weights))
-        starts = {port: first[name].numpy() for port, name in told["initial"].items()}
-        axes = told["batch_axes"], told["position_axes"]
+        kind, first = manifest.family, read_weight_file(bundle.file(manifest.weights))
+        starts = {port: first[name].numpy() for port, name in kind["initial"].items()}
+        axes = kind["batch_axes"], kind["position_axes"]
         choices = Choices(
-            told["states"], told["fix"], told["open"], starts, *axes, tuple(told["outputs"]), told["windows"]
+            kind["states"], kind["fix"], kind["open"], starts, *axes, tuple(kind["outputs"]), kind["windows"]
         )
         path = read_leapp(request.checkpoint).path if is_leapp(request.checkpoint) else request.checkpoint
-        taken = take(read_foreign(path), choices, listener)
-        spec = by_position(taken.spec, manifest.segment_lengths)
+        opened = take(read_foreign(path), choices, listener)
+        spec = by_position(opened.spec, manifest.segment_lengths)
         check_same_module(spec, request.checkpoint.name, bundle, listener)
-        plan = planned(taken, spec, (manifest.batch_size,), manifest.segment_lengths, listener)
+        plan = planned(opened, spec, (manifest.batch_size,), manifest.segment_lengths, listener)
         return verify_step(opener, plan, SOURCE, request.segments, listener, EMULATED if emulated else None), None
 
 
@@ -188,13 +188,15 @@ def take(foreign: Foreign, choices: Choices, listener: Listener, seconds: float 
     listener.stage("open the file in a helper process")
     helper = Helper(foreign, seconds)
     try:
-        return _taken(foreign, choices, helper, listener)
+        return _step_of(foreign, choices, helper, listener)
     except BaseException as error:
         helper.close()
         if isinstance(error, RunError):
-            told = ", ".join(f"{name} = {value}" for name, value in choices.fix.items())
+            constants = ", ".join(f"{name} = {value}" for name, value in choices.fix.items())
             todo = (
-                f"it was fixed to {told}: try other values, or see the file's own sizes" if told else "export it again"
+                f"it was fixed to {constants}: try other values, or see the file's own sizes"
+                if constants
+                else "export it again"
             )
             raise UsageError(f"{path}: ONNX Runtime does not run it: {error}; {todo}") from None
         if isinstance(error, EndedError):
@@ -208,15 +210,15 @@ def begin(foreign: Foreign, choices: Choices, listener: Listener, seconds: float
     Raises:
         TxlError: `prepare` would raise it.
     """
-    taken = take(foreign, choices, listener, seconds)
+    opened = take(foreign, choices, listener, seconds)
     try:
-        planned(taken, taken.spec, (taken.step.sequences or 1,), (), listener)
+        planned(opened, opened.spec, (opened.step.sequences or 1,), (), listener)
     finally:
-        taken.helper.close()
-    return taken
+        opened.helper.close()
+    return opened
 
 
-def _taken(foreign: Foreign, choices: Choices, helper: Helper, listener: Listener) -> ForeignStep:
+def _step_of(foreign: Foreign, choices: Choices, helper: Helper, listener: Listener) -> ForeignStep:
     path, opened, segment = foreign.path, None, dict[str, int]()
     runner = helper.open(foreign.data)
     fixed, constants = fix(foreign, choices.fix)
@@ -256,13 +258,13 @@ def planned(
     """Plan the bundle, and check that its segments compute what the file computes for all their positions at once."""
     fixed, (batch, *more) = taken.step.sequences, batches
     if more or (fixed is not None and batch != fixed):
-        told = ", ".join(map(str, batches))
-        raise UsageError(f"--batch-size is {told}, expected {fixed or 'one'}: the file takes {fixed or 'any number'}")
+        sizes = ", ".join(map(str, batches))
+        raise UsageError(f"--batch-size is {sizes}, expected {fixed or 'one'}: the file takes {fixed or 'any number'}")
     lifted = spec.has_length is not taken.spec.has_length
     if lifted and (fixed is not None or taken.opened):
-        found = f"takes {fixed} sequence{'s' * (fixed > 1)}" if fixed is not None else "hides states"
+        fault = f"takes {fixed} sequence{'s' * (fixed > 1)}" if fixed is not None else "hides states"
         raise UsageError(
-            f"a call of the file is one position, and it {found}: segments of several positions need a file that "
+            f"a call of the file is one position, and it {fault}: segments of several positions need a file that "
             "leaves the number of sequences open and hides no state; leave out --segment-length"
         )
     positions = None if lifted else taken.step.positions

@@ -51,7 +51,10 @@ class FileOptions:
     given: Arrays
 
     def without(self, names: Collection[str]) -> tuple[dict[str, Array], FileOptions]:
-        """Return the arrays that `given` holds for these names of a step's inputs, and the options without them."""
+        """Return the arrays that `given` holds for these names of a step's inputs, and the options without them.
+
+        For example, names {"sr"} take 16000 out of `given` {"sr": 16000, "h": [[0.0]]}.
+        """
         samples = {name: values for name, values in self.given.items() if name in names}
         return samples, replace(self, given={name: one for name, one in self.given.items() if name not in names})
 
@@ -75,7 +78,10 @@ class Wiring:
     fixed: Mapping[str, int]
 
     def feeds(self, values: Arrays) -> dict[str, Array]:
-        """Return arrays by the file's names, for inputs and states by the step's names."""
+        """Return arrays by the file's names, for inputs and states by the step's names.
+
+        For example, {"h": [2, 8]} becomes {"h_in": [2, 8]}.
+        """
         return {**self.given, **{port: values[name] for name, port in self.takes.items()}}
 
 
@@ -106,12 +112,12 @@ def match(foreign: Foreign, step: Step, said: FileOptions) -> Wiring:
     _check_complete(foreign, step, ports, Wiring(takes, returns, after, said.given, {}))
     fixed = dict[str, int]()
     for name, port in takes.items():
-        (axes, dtype), found = step.takes[name], ports[port]
-        sizes = _fixed(axes, dtype, found)
+        (axes, dtype), entry = step.takes[name], ports[port]
+        sizes = _fixed(axes, dtype, entry)
         if sizes is None or any(size < 1 or fixed.setdefault(letter, size) != size for letter, size in sizes):
             known = "".join(f", {letter} {size}" for letter, size in fixed.items())
             raise CheckError(
-                f"{where}: takes {port} {found.dtype} {list(found.shape)}, expected {step.whose}'s {name} {dtype} "
+                f"{where}: takes {port} {entry.dtype} {list(entry.shape)}, expected {step.whose}'s {name} {dtype} "
                 f"{list(axes.shape)}{known}; export the file with its types and sizes, or correct the StepSpec"
             )
     return Wiring(takes, returns, after, said.given, fixed)
@@ -145,20 +151,20 @@ def _check_names(where: str, ports: Mapping[str, Port], results: Sequence[str], 
         )
 
 
-def _check_complete(foreign: Foreign, step: Step, ports: Mapping[str, Port], found: Wiring) -> None:
+def _check_complete(foreign: Foreign, step: Step, ports: Mapping[str, Port], wiring: Wiring) -> None:
     """Refuse names without a match.
 
     The file may lack inputs that it would not read, and outputs of states that it would not change.
     """
-    used = {*found.takes.values(), *found.returns.values(), *found.after, *found.after.values(), *found.given}
+    used = {*wiring.takes.values(), *wiring.returns.values(), *wiring.after, *wiring.after.values(), *wiring.given}
     left = [one.name for one in foreign.inputs if one.name not in used]
     free = {one.name: one for one in foreign.outputs if one.name not in used}
-    asked = [name for name in step.takes if name not in found.takes] if left else []
-    lacking = [name for name in step.gives if name not in found.returns]
+    asked = [name for name in step.takes if name not in wiring.takes] if left else []
+    lacking = [name for name in step.gives if name not in wiring.returns]
     named = _guess(left, asked, lambda port, name: _fixed(*step.takes[name], ports[port]) is not None)
     named |= _guess(free, lacking, lambda *_: True)
-    loose = [port for name, port in found.takes.items() if name in step.states and port not in found.after]
-    stray = {*step.states} - {*found.after}
+    loose = [port for name, port in wiring.takes.items() if name in step.states and port not in wiring.after]
+    stray = {*step.states} - {*wiring.after}
     loose += [port for port in left if (named[port] in stray if port in named else step.more)]
     others = [one for one in free if one not in named]
     fed = _guess(
@@ -186,10 +192,10 @@ def _guess(theirs: Iterable[str], ours: Iterable[str], fits: Callable[[str, str]
 
     E.g. {"h_in": "h", "c_in": "c"}. A name of the step that nothing fits is left out.
     """
-    left, found = [*theirs], dict[str, str]()
+    left, pairs = [*theirs], dict[str, str]()
     for name in ours:
         if able := [one for one in left if fits(one, name)]:
             best = max(able, key=lambda one: max(likeness(name, one), likeness(one, name)))
-            found[best] = name
+            pairs[best] = name
             left.remove(best)
-    return found
+    return pairs

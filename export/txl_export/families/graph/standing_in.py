@@ -52,8 +52,8 @@ def running(foreign: Foreign) -> Iterator[Run]:
             return runner.run(cast)
         except RunError as error:
             shapes = ", ".join(f"{name} {list(one.shape)}" for name, one in cast.items())
-            told = f"does not run with {shapes}, expected a run ({error})"
-            raise CheckError(f"{foreign.path}: {told}; look whether a size was fixed when it was exported") from None
+            message = f"does not run with {shapes}, expected a run ({error})"
+            raise CheckError(f"{foreign.path}: {message}; look whether a size was fixed when it was exported") from None
 
     try:
         with Helper(foreign, SECONDS) as helper:
@@ -70,8 +70,8 @@ def _cast(path: Path, name: str, values: Array, kind: str) -> Array:
         with np.errstate(all="ignore"):  # casting NaN to an integer, or a large number to half precision
             return values.astype(kind)
     except (TypeError, ValueError):
-        told = f"{name} is {kind or 'no tensor'}, which no array is made of {values.dtype}"
-        raise UsageError(f"{path}: {told}; see --inputs") from None
+        message = f"{name} is {kind or 'no tensor'}, which no array is made of {values.dtype}"
+        raise UsageError(f"{path}: {message}; see --inputs") from None
 
 
 class FileEngine(Engine):
@@ -107,20 +107,20 @@ class FileEngine(Engine):
     def run(self, program: Program, inputs: Arrays) -> Arrays:
         states = self._manifest.states
         values = {**inputs, **{state.name: inputs[state.input] for state in states}}
-        found = self._run(self._wiring.feeds(values))
+        results = self._run(self._wiring.feeds(values))
         with np.errstate(all="ignore"):
-            returned = {one.name: found[self._ports[one.name]].astype(one.dtype) for one in self._manifest.outputs}
-            returned |= {state.output: self._next(state, found, values) for state in states}
+            returned = {one.name: results[self._ports[one.name]].astype(one.dtype) for one in self._manifest.outputs}
+            returned |= {state.output: self._next(state, results, values) for state in states}
         for state in states:
             after, most = returned[state.output], state.shape
             if state.rows and (after.ndim != len(most) or any(map(gt, after.shape, most))):
                 raise self._cut_wrong(program, state.output, after, f"at most {list(most)}")
         return returned
 
-    def _next(self, state: StateTensor, found: Arrays, values: Arrays) -> Array:
+    def _next(self, state: StateTensor, results: Arrays, values: Arrays) -> Array:
         """Return a state after a run: unchanged for idle sequences, and for all if the file does not return it."""
         before, valid = values[state.name], values.get(VALID)
-        after = found.get(self._ports[state.output], before)
+        after = results.get(self._ports[state.output], before)
         if after.shape != before.shape or not np.array_equal(after, before):
             self.still.discard(state.name)
         if valid is not None and state.batch_axis is not None and after.shape == before.shape:

@@ -17,8 +17,8 @@ class Adapted:
         weights: a checkpoint of the package, or a state dict in memory.
         config: the arguments of the package's constructor, or a JSON file of them; None if the checkpoint contains
             them.
-        facts: what the training says besides, for `StepSpec.facts`.
-        told: what was taken for this model, to be said; "" if the user named it.
+        facts: further facts from the training, for `StepSpec.facts`.
+        told: a sentence for the user that names the files of this model; "" if the user named them.
     """
 
     name: str

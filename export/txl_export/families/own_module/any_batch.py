@@ -49,7 +49,7 @@ def leave_open(plan: Plan, found: Sequence[Captured]) -> str:
     return ""
 
 
-def _tried(plan: Plan, found: Captured) -> ir.Model:
+def _tried(plan: Plan, captured: Captured) -> ir.Model:
     """Open the batch axis in a copy of the program's graph and compare it with the module.
 
     Returns:
@@ -58,9 +58,9 @@ def _tried(plan: Plan, found: Captured) -> ir.Model:
     Raises:
         FixedBatchError: the graph works for one number of sequences only, or computes something else with fewer.
     """
-    model, network, other = found.model.clone(), found.network, _of_one_more(plan, found)
+    model, network, other = captured.model.clone(), captured.network, _of_one_more(plan, captured)
     open_batch(model, other, plan.batch_size)
-    few = [first_sequences(one, network, count) for count in _counts(plan.batch_size) for one in found.examples]
+    few = [first_sequences(one, network, count) for count in _counts(plan.batch_size) for one in captured.examples]
     try:
         rehearse(model, network, few)
     except RehearsalError as error:
@@ -68,12 +68,12 @@ def _tried(plan: Plan, found: Captured) -> ir.Model:
     return other
 
 
-def _of_one_more(plan: Plan, found: Captured) -> ir.Model:
+def _of_one_more(plan: Plan, captured: Captured) -> ir.Model:
     """Return the graph of the program with B + 1 sequences; raise FixedBatchError if it cannot be captured."""
     count = plan.batch_size + 1
     try:
-        network, examples = of_sequences(plan, found.network.length, count)
-        return found.again(network, examples[0])
+        network, examples = of_sequences(plan, captured.network.length, count)
+        return captured.again(network, examples[0])
     except Exception as error:  # the user's code may allow only one B, and torch raises many kinds
         raise FixedBatchError(f"it cannot be captured with B + 1 = {count}: {one_line(error)}") from error
 

@@ -18,7 +18,7 @@ _OWN_KEYS = frozenset(vars(nn.Module()))
 _PARTS = ("_parameters", "_buffers", "_modules")
 _DEPTH = 12
 GONE = object()
-"""Stands for the value at a path where there is no attribute or item."""
+"""Stands for a missing value: there is no attribute or item at the path."""
 _MOST = 2 * 1024**3
 """Maximum number of bytes of parameters that `ModuleCopy` copies: 2 GiB."""
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
@@ -31,10 +31,10 @@ def value_at(root: Any, path: str) -> Any:
     Raises:
         LookupError: there is no value at this path.
     """
-    found = root
+    value = root
     for part in path.split("."):
-        found = _step(found, part, path)
-    return found
+        value = _step(value, part, path)
+    return value
 
 
 def put(root: Any, path: str, value: Any) -> None:
@@ -160,15 +160,15 @@ def _named(value: Any) -> dict[str, Any]:
 
 def _slots(owner: Any) -> dict[str, Any]:
     """Return an object's attributes that are stored in `__slots__`, by name."""
-    found = {}
+    values = {}
     for kind in type(owner).__mro__:
         slots = kind.__dict__.get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
             if name.startswith("__") and not name.endswith("__"):
                 name = f"_{kind.__name__.lstrip('_')}{name}"
             if name not in ("__dict__", "__weakref__") and hasattr(owner, name):
-                found[name] = getattr(owner, name)
-    return found
+                values[name] = getattr(owner, name)
+    return values
 
 
 @contextmanager
@@ -202,8 +202,8 @@ class ModuleCopy:
         """Return what has changed since: copies of the current values by path, `GONE` where a value was removed."""
         now = leaves(self._module)
         paths = [path for path in {**self.values, **now} if not same(self.values.get(path, GONE), now.get(path, GONE))]
-        found = {path: now.get(path, GONE) for path in paths}
-        return found | {path: one.detach().clone() for path, one in found.items() if isinstance(one, Tensor)}
+        values = {path: now.get(path, GONE) for path in paths}
+        return values | {path: one.detach().clone() for path, one in values.items() if isinstance(one, Tensor)}
 
     @torch.no_grad()
     def put_back(self) -> None:
@@ -219,8 +219,8 @@ def put_back_at(module: nn.Module, path: str, values: Mapping[str, Any]) -> None
     """Restore the value at one path from `ModuleCopy.values`; do nothing if it cannot be set."""
     value = values.get(path, GONE)
     with contextlib.suppress(LookupError, TypeError, AttributeError):
-        if isinstance(value, Tensor) and isinstance(found := value_at(module, path), nn.Parameter):
-            found.copy_(value)
+        if isinstance(value, Tensor) and isinstance(current := value_at(module, path), nn.Parameter):
+            current.copy_(value)
         else:
             put(module, path, value.clone() if isinstance(value, Tensor) else value)
 

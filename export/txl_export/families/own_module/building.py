@@ -95,9 +95,9 @@ def write_step(
     if whole := [entry.name for entry in plan.spec.states if entry.dtype == "int64"]:
         listener.warn(f"state {some(whole)}: int32 in the bundle, beyond {2**31 - 1} it begins again at {-(2**31)}")
     left_out = {f"initial.{entry.name}": entry.name for entry in plan.spec.states if entry.initial is ...}
-    if kept := [name for tensor, name in left_out.items() if tensor in plan.initial_tensors]:
+    if initial := [name for tensor, name in left_out.items() if tensor in plan.initial_tensors]:
         listener.warn(
-            f"state {some(kept)}: the first values are those of the module's attribute, so model_id is new; bundles "
+            f"state {some(initial)}: the first values are those of the module's attribute, so model_id is new; bundles "
             "made by older versions start at zeros, and what they saved is not taken"
         )
     written = _captured(plan, growth, listener, make)
@@ -146,7 +146,7 @@ def _symbolic(plan: Plan, listener: Listener, make: Capture) -> StepGraphs:
         tried = _to_try(plan, length)
         networks = {one.stage.number: StepNetwork(plan, one, open_rows=True) for one in tried}
         examples = {one.stage.number: examples_for(plan, one, networks[one.stage.number]) for one in tried}
-        everywhere = [example for found in examples.values() for example in found]
+        everywhere = [example for group in examples.values() for example in group]
         errors: list[CaptureError] = []
         for number in _to_trace_at(plan, tried):
             try:

@@ -55,20 +55,22 @@ def by_position(spec: StepSpec, lengths: Sequence[int]) -> StepSpec:
             _refuse(f"state {state.name} {'grows' if state.grows is not None else 'is absent at first'}")
     if spec.lengths:
         _refuse("the module takes valid")
-    given = [replace(one, shape=_with_positions(one.shape)) for one in spec.inputs]
-    made = [one if one.shape is None else replace(one, shape=_with_positions(one.shape)) for one in spec.output_specs]
+    input_specs = [replace(one, shape=_with_positions(one.shape)) for one in spec.inputs]
+    output_specs = [
+        one if one.shape is None else replace(one, shape=_with_positions(one.shape)) for one in spec.output_specs
+    ]
     samples = spec.samples and {one.name: _in_a_row(one, spec.samples[one.name], longest) for one in spec.inputs}
     places = {one.name: (one.axes.batch or 0) + 1 for one in (*spec.inputs, *spec.output_specs)}
 
     def step(module: Any, inputs: Named, states: Named) -> tuple[Named, Named]:
-        one, found = replace(spec, module=module), list[Named]()
-        for position in range(next(iter(inputs.values())).shape[places[given[0].name]]):
+        one, results = replace(spec, module=module), list[Named]()
+        for position in range(next(iter(inputs.values())).shape[places[input_specs[0].name]]):
             here = {name: values.select(places[name], position) for name, values in inputs.items()}
             outputs, states = called(one, here, states, None)
-            found.append({name: values.clone() for name, values in outputs.items()})
-        return {name: torch.stack([each[name] for each in found], places[name]) for name in found[0]}, states
+            results.append({name: values.clone() for name, values in outputs.items()})
+        return {name: torch.stack([each[name] for each in results], places[name]) for name in results[0]}, states
 
-    return replace(spec, inputs=given, outputs=made, samples=samples, step=step)
+    return replace(spec, inputs=input_specs, outputs=output_specs, samples=samples, step=step)
 
 
 def lifting(plan: Plan, make: Callable[[Plan], Capture]) -> Capture:
@@ -94,13 +96,13 @@ def lifting(plan: Plan, make: Callable[[Plan], Capture]) -> Capture:
             network, examples = of_sequences(one, 1, most, 2)
         except UsageError as error:
             _refuse(f"positions become sequences, and it does not take {most}, L · (B + 1): {error}")
-        found = make(one)(network, "step-1", examples)
+        graph = make(one)(network, "step-1", examples)
         try:
             network, examples = of_sequences(one, 1, most + 1)
-            open_batch(found.model, found.again(network, examples[0]), most)
+            open_batch(graph.model, graph.again(network, examples[0]), most)
         except Exception as error:  # the user's code may allow only one B, and torch raises many kinds
             _refuse(f"B has to be an axis of its own, or fold with others as B · H, B first: {one_line(error)}")
-        return found
+        return graph
 
     def again(name: str, network: StepNetwork, *_: Example) -> ir.Model:
         first = network.inputs[0]
@@ -127,8 +129,8 @@ def _of_one(plan: Plan) -> Plan:
     places = {entry.name: entry.axes.positions[0] for entry in (*spec.inputs, *plan.outputs)}
 
     def step(module: Any, inputs: Named, states: Named) -> tuple[Named, Named]:
-        given = {name: values.unsqueeze(places[name]) for name, values in inputs.items()}
-        outputs, after = called(replace(spec, module=module), given, states, None)
+        singles = {name: values.unsqueeze(places[name]) for name, values in inputs.items()}
+        outputs, after = called(replace(spec, module=module), singles, states, None)
         return {name: values.select(places[name], 0) for name, values in outputs.items()}, after
 
     one = replace(
@@ -145,7 +147,7 @@ def _of_one(plan: Plan) -> Plan:
 
 def _keep_idle(graph: ir.Graph, plan: Plan) -> None:
     """Keep the states of idle sequences: add the input `valid`, and a Where before each state's output."""
-    build, given = Builder(graph, "idle"), {value.name: value for value in graph.inputs}
+    build, inputs = Builder(graph, "idle"), {value.name: value for value in graph.inputs}
     valid = ir.Value(name=VALID, type=ir.TensorType(ir.DataType.INT32))
     graph.inputs.append(valid)
     live = build.op("Greater", [valid, build.constant(np.array(0, np.int32))])
@@ -153,9 +155,9 @@ def _keep_idle(graph: ir.Graph, plan: Plan) -> None:
     for place, state in enumerate(plan.states, len(plan.results)):
         rows = [-1 if axis == state.batch_axis else 1 for axis in range(len(state.shape))]
         flags = build.reshape(live, rows) if len(rows) > 1 else live
-        kept = build.op("Where", [flags, graph.outputs[place], given[state.input]])
-        kept.type = given[state.input].type
-        graph.outputs[place] = kept
+        state_after = build.op("Where", [flags, graph.outputs[place], inputs[state.input]])
+        state_after.type = inputs[state.input].type
+        graph.outputs[place] = state_after
 
 
 def _with_positions(shape: Shape) -> Shape:

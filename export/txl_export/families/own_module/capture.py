@@ -71,7 +71,7 @@ def capture(network: StepNetwork, name: str, examples: Sequence[Example]) -> Cap
         OwnCodeError: the module tried to end the program, e.g. by `sys.exit`.
         CaptureError: no graph computes what the module computes; the message names the cause and the user's line.
     """
-    exported, said, final = None, "", False
+    exported, message, final = None, "", False
     for route in ROUTES:
         origins = list[tuple[ir.Node, str]]()
         try:
@@ -84,7 +84,7 @@ def capture(network: StepNetwork, name: str, examples: Sequence[Example]) -> Cap
                 rehearse(model, network, examples)
         except Exception as error:  # torch raises many kinds, and the user's code may raise any
             reason, final = reason_of(error, network.module, origins)
-            said = said or reason
+            message = message or reason
             if exported is None or final or (isinstance(error, RehearsalError) and error.elsewhere):
                 break
         except (KeyboardInterrupt, GeneratorExit):
@@ -94,7 +94,7 @@ def capture(network: StepNetwork, name: str, examples: Sequence[Example]) -> Cap
         else:
             return Captured(name, network, examples, model, route, partial(_again, name, route))
     raise CaptureError(
-        f"{name} cannot be captured as a graph: {said}; expected a step whose operators do not depend on values and "
+        f"{name} cannot be captured as a graph: {message}; expected a step whose operators do not depend on values and "
         "that ONNX has; see docs/own-models-reference.md",
         final,
     )
@@ -136,9 +136,9 @@ def _exported(network: StepNetwork, example: Example) -> Any:
 
     def export(reads: contextlib.AbstractContextManager[Any]) -> Any:
         shapes = (tuple(network.open_axes),) if any(network.open_axes) else None
-        given = tuple(tensor.clone() for tensor in example.given)
+        arguments = tuple(tensor.clone() for tensor in example.given)
         with untouched(network.module), reads:
-            return torch.export.export(network, given, dynamic_shapes=shapes, strict=False)
+            return torch.export.export(network, arguments, dynamic_shapes=shapes, strict=False)
 
     try:
         return export(contextlib.nullcontext())

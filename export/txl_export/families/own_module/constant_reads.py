@@ -50,15 +50,15 @@ class Reads(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function; a read whose result is in the record returns that result."""
-        given, name = kwargs or {}, getattr(func, "__name__", "")
+        named, name = kwargs or {}, getattr(func, "__name__", "")
         if func is torch._C._set_grad_enabled and args[0]:
             self.gradients = self.gradients or place_of(in_the_step(traceback.extract_stack()))
         if name not in _TO_PYTHON:
-            return func(*args, **given)
+            return func(*args, **named)
         known, value = next(self._noted, ("", None))
         if known != name or value is None:
-            value = func(*args, **given)
-        if any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, given))):
+            value = func(*args, **named)
+        if any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, named))):
             self.found.append((name, None))
         elif name == "tolist":  # tensors without values read it number by number, with item
             self.found += [("item", number) for number in tree_leaves(value)]
@@ -68,7 +68,10 @@ class Reads(TorchFunctionMode):
 
 
 def constant_reads(network: nn.Module, given: Sequence[Tensor]) -> Reads:
-    """Run the network on arguments without values; return the record of what Python read, up to the first error."""
+    """Run the network on arguments without values; return the record of what Python read, up to the first error.
+
+    For example, `given` is x [2, 8] and h [2, 32].
+    """
     fakes, reads = _WithoutValues(shape_env=ShapeEnv(), allow_non_fake_inputs=True), Reads()
     arguments = [fakes.from_tensor(tensor, static_shapes=True) for tensor in given]
     with contextlib.suppress(Exception), reads:

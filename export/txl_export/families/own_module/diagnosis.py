@@ -56,17 +56,17 @@ def reason_of(error: Exception, module: nn.Module, origins: Sequence[tuple[ir.No
     if isinstance(error, UnsettledError):
         return f"{error}{place_in(error.trace) or _origin(error, origins)}", error.final
     if isinstance(error, RehearsalError):
-        told = f"{error}{_origin(error, origins)}"
-        return (f"{told}; {_INSTEAD}", True) if error.fed_size else (told, False)
+        message = f"{error}{_origin(error, origins)}"
+        return (f"{message}; {_INSTEAD}", True) if error.fed_size else (message, False)
     if isinstance(error, GradientsError):
         return f"it computes gradients{error}, and a graph computes none; write them as a formula", True
     chain = _chain(error)
     # use the last cause, because the exporter's own frames lie outside the user's code
     converting = type(error).__module__.startswith("torch.onnx")
-    said, place = " ".join(f"{type(one).__name__}: {one}" for one in chain), _place(chain, converting)
-    if _BY_VALUES.search(said):
+    chain_text, place = " ".join(f"{type(one).__name__}: {one}" for one in chain), _place(chain, converting)
+    if _BY_VALUES.search(chain_text):
         return f"what the step does next, or a size, depends on values{place}; {_INSTEAD}", True
-    if lacking := _LACKS.search(said):
+    if lacking := _LACKS.search(chain_text):
         text = f"ONNX lacks the operator {lacking[1]}"
         if lacking[3] == "complex":
             return f"{text} for complex numbers{place}; compute with real and imaginary parts", True
@@ -92,9 +92,9 @@ def _chain(error: BaseException) -> list[Any]:
 
 def _origin(error: Exception, origins: Sequence[tuple[ir.Node, str]]) -> str:
     """Return the user's line of the node in a text such as "… at Expand ['val_42']"; "" without a node."""
-    said = set(_NAMED.findall(f"{error} {getattr(error, 'inner', '')}"))
-    found = (trace for node, trace in origins if said & {node.name, *(value.name for value in node.outputs)})
-    return place_in(next(found, ""))
+    names = set(_NAMED.findall(f"{error} {getattr(error, 'inner', '')}"))
+    traces = (trace for node, trace in origins if names & {node.name, *(value.name for value in node.outputs)})
+    return place_in(next(traces, ""))
 
 
 def _place(chain: Sequence[BaseException], converting: bool) -> str:

@@ -101,11 +101,14 @@ class PreparedStep:
             weights=WEIGHTS,
             parameters=written.parameters,
         )
-        found = stepwise(manifest, partial(ModuleReference, plan))
-        return msgspec.structs.replace(manifest, stepwise=found)
+        steps = stepwise(manifest, partial(ModuleReference, plan))
+        return msgspec.structs.replace(manifest, stepwise=steps)
 
     def vectors(self, manifest: Manifest) -> dict[str, NDArray[Any]]:
-        """Return the vectors of the self-test (see `Prepared.vectors`)."""
+        """Return the vectors of the self-test (see `Prepared.vectors`).
+
+        For example, {"counts": [3, 2]} for three steps.
+        """
         return step_vectors(self.plan, manifest)
 
     def verify(self, folder: Path, manifest: Manifest, listener: Listener) -> Parity:
@@ -134,8 +137,8 @@ def prepare(source: StepSpec | str | Path | Adapted, options: ExportOptions, lis
         listener.warn(source.told)
     if whose := whose_code(source):
         listener.warn(f"{whose} is run on this machine; of it, only graphs and weights enter the bundle")
-    given, name = read_source(source, options.weights)
-    spec, vocabulary = with_data(by_position(given, options.segment_lengths), options)
+    source_spec, name = read_source(source, options.weights)
+    spec, vocabulary = with_data(by_position(source_spec, options.segment_lengths), options)
     with importable(source):
         batch_size, *others = options.batch_sizes
         if others:
@@ -144,10 +147,10 @@ def prepare(source: StepSpec | str | Path | Adapted, options: ExportOptions, lis
                 "which takes any number up to it on the CPU; export a bundle for each B that engines are to have"
             )
         plan = make_plan(spec, batch_size, options.segment_lengths, listener)
-    make = capture if spec.has_length is given.has_length else lifting(plan, lambda _: capture)
+    make = capture if spec.has_length is source_spec.has_length else lifting(plan, lambda _: capture)
     weights = source.file if isinstance(source, Adapted) else options.weights and Path(options.weights).name
     provenance = {"source": {"name": name, "weights": weights}}
-    family = {**(given.facts or {}), "name": "own_module", "module": name}
+    family = {**(source_spec.facts or {}), "name": "own_module", "module": name}
     precision = cast(Precision, options.precision or "fp32")
     return PreparedStep(plan, precision, options.growth, family, vocabulary, provenance, make=make)
 
@@ -208,16 +211,16 @@ def verify(request: VerifyRequest, listener: Listener) -> tuple[Parity, bytes | 
 
 def _vocabulary(spec: StepSpec) -> bytes | None:
     """Return the specification's vocabulary as bundle JSON; None if there is no vocabulary."""
-    given = spec.vocabulary
-    if isinstance(given, Mapping):
+    vocabulary = spec.vocabulary
+    if isinstance(vocabulary, Mapping):
         sizes = [entry.tokens for entry in spec.inputs if entry.tokens is not None]
         try:
-            decode_vocabulary(written := msgspec.json.encode(given), max(sizes, default=0), "the vocabulary")
+            decode_vocabulary(written := msgspec.json.encode(vocabulary), max(sizes, default=0), "the vocabulary")
         except (TxlError, TypeError, ValueError, OverflowError) as error:  # JSON cannot express some values
-            said = str(error).removeprefix("the vocabulary: ").partition(";")[0]
-            raise UsageError(f"the vocabulary: {said}; expected one such as {{'kind': 'bytes'}}") from None
+            reason = str(error).removeprefix("the vocabulary: ").partition(";")[0]
+            raise UsageError(f"the vocabulary: {reason}; expected one such as {{'kind': 'bytes'}}") from None
         return written
-    return None if given is None else read_vocabulary_file(Path(given))
+    return None if vocabulary is None else read_vocabulary_file(Path(vocabulary))
 
 
 def _with_text(spec: StepSpec, words: Vocabulary | None, text: str | Path | None, tokens: Any) -> StepSpec:

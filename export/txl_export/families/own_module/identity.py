@@ -59,8 +59,8 @@ def tensors_id(spec: StepSpec) -> str:
 def _row(entry: Input | Output) -> msgspec.Raw:
     """Return a table's row in the form of format 2.0: fields that later formats derive are left out of the hash."""
     implied = {name for names in DERIVED.values() for name in names}
-    said = {name: getattr(entry, name) for name in entry.__struct_fields__ if name not in implied}
-    return msgspec.Raw(msgspec.json.encode(said))
+    fields = {name: getattr(entry, name) for name in entry.__struct_fields__ if name not in implied}
+    return msgspec.Raw(msgspec.json.encode(fields))
 
 
 def _digest(spec: StepSpec, facts: bytes) -> str:
@@ -74,15 +74,18 @@ def _digest(spec: StepSpec, facts: bytes) -> str:
 
 def _computing(graph: ir.Graph) -> Iterator[str]:
     """Yield the operators that compute with the step's inputs; others compute constants or sizes."""
-    given = set(graph.inputs)
+    inputs = set(graph.inputs)
     for node in graph:
-        if node.op_type not in ("Shape", "Size") and any(value in given for value in node.inputs):
-            given.update(node.outputs)
+        if node.op_type not in ("Shape", "Size") and any(value in inputs for value in node.inputs):
+            inputs.update(node.outputs)
             yield node.op_type
 
 
 def own_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Return the module's parameters and buffers by name; a shared tensor comes once."""
+    """Return the module's parameters and buffers by name; a shared tensor comes once.
+
+    For example, {"rnn.weight_ih": [96, 8]}.
+    """
     return dict(module.named_parameters()) | dict(module.named_buffers())
 
 
@@ -107,9 +110,9 @@ def _tensors(spec: StepSpec) -> Mapping[str, Tensor]:
     A buffer that a `StateSpec` declares is a state, so only its initial value is included.
     """
     states = {entry.attribute for entry in spec.states}
-    found = {name: tensor for name, tensor in own_tensors(spec.module).items() if name not in states}
+    tensors = {name: tensor for name, tensor in own_tensors(spec.module).items() if name not in states}
     for entry in spec.states:
         value = None if entry.grows is not None else initial_value(spec, entry)
         if value is not None:
-            found[f"initial {entry.name}"] = torch.as_tensor(value)
-    return found
+            tensors[f"initial {entry.name}"] = torch.as_tensor(value)
+    return tensors

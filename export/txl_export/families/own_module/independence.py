@@ -53,8 +53,8 @@ def influence(tries: Tries, length: int) -> str:
     def run(given: Named) -> Named:
         inputs, states = ({one.name: given[f"{kind} {one.name}"] for one in entries} for kind, entries in kinds[:2])
         outputs, after = tries.eager(inputs, states, valid)
-        found = _called(output=outputs, state=after)
-        return {name: tensor for name, tensor in found.items() if axes[name].batch is not None}
+        results = _called(output=outputs, state=after)
+        return {name: tensor for name, tensor in results.items() if axes[name].batch is not None}
 
     usual, others = (_called(input=tries.inputs(length), state=tries.states(length)) for _ in range(2))
     first = usual | _called(state=tries.fresh())
@@ -69,17 +69,17 @@ def influence(tries: Tries, length: int) -> str:
         expected = run(own)
         for (what, theirs), row in product(beside.items(), (0, last)):
             try:
-                found = run({name: _mixed(axes[name], own[name], theirs[name], row) for name in own})
+                results = run({name: _mixed(axes[name], own[name], theirs[name], row) for name in own})
             except UsageError as error:
                 return f"a batch cannot be run where one sequence holds {what}: {error}"
-            for name, tensor in found.items():
+            for name, tensor in results.items():
                 if not same_bits(axes[name].one(tensor, row), axes[name].one(expected[name], row)):
                     return f"{name} of {whose} changes with {what} in its neighbours"
     for given in (usual, others):
         movable = {name for name, one in given.items() if one is not None and axes[name].batch is not None}
-        found, turned = run(given), run(given | {name: given[name].flip(axes[name].batch) for name in movable})
-        for name, row in product(found, range(last + 1)):  # by row: the difference is relative to the row's values
-            if not difference(axes[name].one(turned[name], last - row), axes[name].one(found[name], row)) <= _PLACES:
+        results, turned = run(given), run(given | {name: given[name].flip(axes[name].batch) for name in movable})
+        for name, row in product(results, range(last + 1)):  # by row: the difference is relative to the row's values
+            if not difference(axes[name].one(turned[name], last - row), axes[name].one(results[name], row)) <= _PLACES:
                 return f"{name} of a sequence changes with its place in the batch"
     return ""
 

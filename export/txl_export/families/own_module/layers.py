@@ -79,7 +79,10 @@ class Part:
 
 
 def parts_of(tensors: Mapping[str, Tensor], classes: Mapping[str, str]) -> Part:
-    """Return the module as a tree of parts, from tensors and classes by dotted names."""
+    """Return the module as a tree of parts, from tensors and classes by dotted names.
+
+    For example, tensors {"rnn.weight_ih": [96, 8]} and classes {"rnn": "GRUCell"}.
+    """
     top = Part()
 
     def at(path: list[str]) -> Part:
@@ -107,15 +110,15 @@ def layer_of(part: Part, name: str) -> Layer | None:
         return None
     if not shapes:
         return Layer(kind, WITHOUT_TENSORS[kind]) if kind in WITHOUT_TENSORS else None
-    found = _recurrent(shapes, "_l0") or _recurrent(shapes, "") or _other(kind, shapes, name)
-    if found is None or kind not in ("", found.kind) or any(0 in shape for shape in shapes.values()):
+    layer = _recurrent(shapes, "_l0") or _recurrent(shapes, "") or _other(kind, shapes, name)
+    if layer is None or kind not in ("", layer.kind) or any(0 in shape for shape in shapes.values()):
         return None
     try:
         with torch.device("meta"):  # the meta device allocates nothing
-            made = getattr(nn, found.kind)(*found.sizes, **found.options)
+            module = getattr(nn, layer.kind)(*layer.sizes, **layer.options)
     except (ValueError, TypeError, RuntimeError, ZeroDivisionError):
         return None
-    return found if {key: tuple(value.shape) for key, value in made.state_dict().items()} == shapes else None
+    return layer if {key: tuple(value.shape) for key, value in module.state_dict().items()} == shapes else None
 
 
 def _recurrent(shapes: Mapping[str, tuple[int, ...]], end: str) -> Layer | None:

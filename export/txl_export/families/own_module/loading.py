@@ -39,8 +39,8 @@ def load_spec(target: str, weights: str | None) -> StepSpec:
         raise UsageError(f"{target} names no function; {EXPECTED}")
     path = Path(file)
     if not path.is_file():
-        found = "is a folder" if path.is_dir() else "no such file"
-        raise UsageError(f"{file}: {found}; {EXPECTED}")
+        fault = "is a folder" if path.is_dir() else "no such file"
+        raise UsageError(f"{file}: {fault}; {EXPECTED}")
     with _as_a_script(path):
         function = _function(_imported(path), name, path)
         arguments = _arguments(function, weights, f"{path.name}:{name}")
@@ -60,8 +60,8 @@ def _imported(path: Path) -> ModuleType:
     """Import the file as a module under its own name, by which torch.export looks up source lines."""
     path = path.resolve()
     name = path.stem if path.stem.isidentifier() else "own_module"
-    taken = sys.modules.get(name)
-    if (taken is not None and getattr(taken, "__file__", None) != str(path)) or _is_another(name, path):
+    before = sys.modules.get(name)
+    if (before is not None and getattr(before, "__file__", None) != str(path)) or _is_another(name, path):
         name = f"{name}_{zlib.crc32(str(path).encode()):08x}"  # the existing module keeps its name
     source = importlib.util.spec_from_file_location(name, path)
     if source is None or source.loader is None:
@@ -110,13 +110,13 @@ def importable(source: object) -> Iterator[None]:
 
 
 def _function(module: ModuleType, name: str, path: Path) -> Callable[..., Any]:
-    found = getattr(module, name, None)
-    if callable(found):
-        return found  # type: ignore[no-any-return]
-    if found is not None:
-        raise UsageError(f"{name} of {path.name} is a {type(found).__name__}, {EXPECTED}")
-    made = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
-    own = [key for key in made if inspect.isfunction(vars(module)[key]) and not key.startswith("_")]
+    function = getattr(module, name, None)
+    if callable(function):
+        return function  # type: ignore[no-any-return]
+    if function is not None:
+        raise UsageError(f"{name} of {path.name} is a {type(function).__name__}, {EXPECTED}")
+    names = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+    own = [key for key in names if inspect.isfunction(vars(module)[key]) and not key.startswith("_")]
     raise UsageError(f"{path.name} has no {name}; its functions are {', '.join(own) or 'none'}; {EXPECTED}")
 
 

@@ -68,19 +68,24 @@ class Eager:
             OwnCodeError: the module raised an exception.
             UsageError: a result differs from its declaration.
         """
-        kept = {name: tensor if tensor is None else tensor.clone() for name, tensor in states.items()}
-        step = self.checked({name: tensor.clone() for name, tensor in inputs.items()}, kept, valid)
+        copies = {name: tensor if tensor is None else tensor.clone() for name, tensor in states.items()}
+        step = self.checked({name: tensor.clone() for name, tensor in inputs.items()}, copies, valid)
         outputs = {name: _narrowed(name, tensor).clone() for name, tensor in step.outputs.items()}
         return outputs, {name: _narrowed(name, tensor).clone() for name, tensor in step.after.items()}
 
     def traced(self, inputs: Tensors, states: Held, valid: Tensor | None = None) -> Results:
-        """Run one step inside a module that is being captured: without checks, and exceptions pass unchanged."""
+        """Run one step inside a module that is being captured: without checks, and exceptions pass unchanged.
+
+        For example, inputs {"x": [2, 8]} and states {"h": [2, 32]} give ({"y": [2, 4]}, {"h": [2, 32]}).
+        """
         step = self.raw(inputs, states, valid)
         outputs = {name: _as_int32(tensor) for name, tensor in step.outputs.items()}
         return outputs, {name: _as_int32(tensor) for name, tensor in step.after.items()}
 
     def checked(self, inputs: Tensors, states: Held, valid: Tensor | None = None) -> RawStep:
         """Run one step and check its results, but return the tensors themselves, neither copied nor cast.
+
+        For example, inputs {"x": [2, 8]} and states {"h": [2, 32]}.
 
         Raises:
             OwnCodeError, UsageError: as `__call__` raises them.
@@ -93,23 +98,28 @@ class Eager:
         return step
 
     def raw(self, inputs: Tensors, states: Held, valid: Tensor | None = None) -> RawStep:
-        """Call the module; attributes that hold states are set to copies of `states`, and restored afterwards."""
+        """Call the module; attributes that hold states are set to copies of `states`, and restored afterwards.
+
+        For example, inputs {"x": [2, 8]} and states {"h": [2, 32]}.
+        """
         module, entries = self.spec.module, self.spec.states
-        given = {entry.name: self._cast(inputs[entry.name], entry.module_dtype) for entry in self.spec.inputs}
-        kept = {entry.attribute: entry for entry in entries if entry.attribute is not None}
-        found = {path: value_at(module, path) for path in kept}
+        arguments_by_name = {
+            entry.name: self._cast(inputs[entry.name], entry.module_dtype) for entry in self.spec.inputs
+        }
+        attributes = {entry.attribute: entry for entry in entries if entry.attribute is not None}
+        values = {path: value_at(module, path) for path in attributes}
         held = {entry.name: self._cast(states.get(entry.name), entry.dtype) for entry in entries}
-        held |= {one.name: held[one.name].clone() for one in kept.values() if held[one.name] is not None}
-        for path, entry in kept.items():
+        held |= {one.name: held[one.name].clone() for one in attributes.values() if held[one.name] is not None}
+        for path, entry in attributes.items():
             put(module, path, held[entry.name])
         try:
             arguments = {entry.name: held[entry.name] for entry in entries if entry.attribute is None}
-            outputs, after = called(self.spec, given, arguments, valid)
-            after |= {entry.name: value_at(module, path) for path, entry in kept.items()}
+            outputs, after = called(self.spec, arguments_by_name, arguments, valid)
+            after |= {entry.name: value_at(module, path) for path, entry in attributes.items()}
         finally:
-            for path, value in found.items():
+            for path, value in values.items():
                 put(module, path, value)
-        return RawStep(given, held, outputs, {entry.name: after[entry.name] for entry in entries})
+        return RawStep(arguments_by_name, held, outputs, {entry.name: after[entry.name] for entry in entries})
 
     def _cast(self, tensor: Any, dtype: str) -> Any:
         return None if tensor is None else tensor.to(self.dtype if dtype == "float32" else TORCH[dtype])
@@ -134,12 +144,18 @@ class Tries:
         self._generator = np.random.default_rng(seed)
 
     def inputs(self, length: int) -> dict[str, Tensor]:
-        """Return the inputs of one segment: pieces of the samples, else random."""
+        """Return the inputs of one segment: pieces of the samples, else random.
+
+        With two sequences, `inputs(64)` is e.g. {"x": [2, 64, 8]}.
+        """
         spec = self.eager.spec
         return random_inputs(spec, self.batch_size, length, self._generator, spec.samples)
 
     def valid(self, length: int) -> Tensor:
-        """Return `valid` int32 [B] with every position of the segment counting."""
+        """Return `valid` int32 [B] with every position of the segment counting.
+
+        With two sequences, `valid(64)` is [64, 64].
+        """
         return torch.full((self.batch_size,), length, dtype=torch.int32)
 
     def fresh(self) -> States:
@@ -158,6 +174,8 @@ def called(
     spec: StepSpec, given: dict[str, Tensor], held: dict[str, Tensor | None], valid: Tensor | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Call a module by its own convention; return outputs and states by name.
+
+    For example, `given` {"x": [2, 8]} and `held` {"h": [2, 32]} are passed as `module(x, h)`.
 
     Args:
         spec: the specification.
@@ -278,5 +296,5 @@ def _agree(single: Eager, double: Eager, batch_size: int, length: int) -> bool:
 
 
 def difference(one: Tensor, other: Tensor) -> float:
-    """Return the relative difference of two tensors; see `relative_difference`."""
+    """Return the relative difference of two tensors, e.g. 0 for two equal ones; see `relative_difference`."""
     return relative_difference(one.detach().numpy(), other.detach().numpy())

@@ -57,19 +57,19 @@ class StepNetwork(nn.Module):
         )
 
     def forward(self, *flat: Tensor) -> tuple[Tensor, ...]:
-        """Run one step; see the module's table."""
+        """Run one step; see the module's table. For example, x [2, 8] and h [2, 32] give y [2, 4] and h [2, 32]."""
         plan, names = self._plan, [entry.name for entry in self._plan.inputs]
-        given = dict(zip(names, flat, strict=False))
-        valid = given.pop(VALID, None)
+        tensors = dict(zip(names, flat, strict=False))
+        valid = tensors.pop(VALID, None)
         held = dict(zip(self.read, flat[len(names) :], strict=True))
         states = {name: held.get(name, self._without_rows(name)) for name in self._states}
-        outputs, after = self._eager.traced(given, states, valid if plan.spec.lengths else None)
+        outputs, after = self._eager.traced(tensors, states, valid if plan.spec.lengths else None)
         for entry in plan.outputs:
             if entry.role == "logits":
                 outputs[entry.name] = F.log_softmax(outputs[entry.name].float(), dim=-1)
         if plan.streams == "independent":
             assert valid is not None
-            after = {name: self._kept(name, valid, after[name], held[name]) for name in self._states}
+            after = {name: self._state_after(name, valid, after[name], held[name]) for name in self._states}
         return (*(outputs[entry.name] for entry in plan.outputs), *(after[name] for name in self._states))
 
     @property
@@ -97,7 +97,7 @@ class StepNetwork(nn.Module):
         shape = self._transition.stage.shapes[name]
         return None if shape is None else torch.zeros(shape, dtype=TORCH[self._states[name].dtype])
 
-    def _kept(self, name: str, valid: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    def _state_after(self, name: str, valid: Tensor, new: Tensor, old: Tensor) -> Tensor:
         """Return the new state for sequences that run and the old state for idle ones."""
         axis = self._states[name].batch_axis
         assert axis is not None

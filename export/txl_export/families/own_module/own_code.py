@@ -83,9 +83,9 @@ def _advice(error: BaseException, inside: bool) -> str:
 
 def users_frames(trace: TracebackType | None) -> list[traceback.FrameSummary]:
     """Return frames of the user's files; without any, those of packages other than torch and ONNX's."""
-    found = [frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith("<")]
-    own = [frame for frame in found if is_users(frame.filename)]
-    return own or [frame for frame in found if is_a_models(frame.filename)]
+    frames = [frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith("<")]
+    own = [frame for frame in frames if is_users(frame.filename)]
+    return own or [frame for frame in frames if is_a_models(frame.filename)]
 
 
 def is_users(file: str) -> bool:
@@ -120,9 +120,9 @@ def in_the_step(frames: Sequence[traceback.FrameSummary]) -> list[traceback.Fram
 
 def innermost(frames: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
     """Return the user's innermost frame, and, if that calls a package, the package's innermost frame."""
-    found = [frame for frame in frames if is_a_models(frame.filename)]
-    own = [frame for frame in found if is_users(frame.filename)]
-    return [part[-1] for part in (own, found) if part]
+    model_frames = [frame for frame in frames if is_a_models(frame.filename)]
+    own = [frame for frame in model_frames if is_users(frame.filename)]
+    return [part[-1] for part in (own, model_frames) if part]
 
 
 def place_of(frames: Sequence[traceback.FrameSummary]) -> str:

@@ -97,9 +97,9 @@ class Plan:
 
     @cached_property
     def initial_tensors(self) -> dict[str, Tensor]:
-        """The initial values of states that are tensors, by the names they get in the weight file."""
-        found = {f"initial.{one.name}": initial_value(self.spec, one) for one in self.spec.states if one.grows is None}
-        return {name: value.clone().contiguous() for name, value in found.items() if isinstance(value, Tensor)}
+        """The initial values of states that are tensors, e.g. [1, 32], by the names they get in the weight file."""
+        values = {f"initial.{one.name}": initial_value(self.spec, one) for one in self.spec.states if one.grows is None}
+        return {name: value.clone().contiguous() for name, value in values.items() if isinstance(value, Tensor)}
 
     def _state(self, entry: StateSpec) -> StateTensor:
         shape, value, dtype = (
@@ -164,34 +164,34 @@ def make_plan(spec: StepSpec, batch_size: int, segment_lengths: Sequence[int], l
     warnings = remarks(spec)
     with untouched(spec.module):
         spec.module.eval()
-        kept = ModuleCopy(spec.module)
+        original = ModuleCopy(spec.module)
         try:
-            return _found(spec, batch_size, asked, kept, warnings, listener)
+            return _plan_of(spec, batch_size, asked, original, warnings, listener)
         finally:
-            kept.put_back()
+            original.put_back()
 
 
-def _found(
-    spec: StepSpec, batch_size: int, asked: Sequence[int], kept: ModuleCopy, warnings: list[str], listener: Listener
+def _plan_of(
+    spec: StepSpec, batch_size: int, asked: Sequence[int], original: ModuleCopy, warnings: list[str], listener: Listener
 ) -> Plan:
-    if not kept.whole:
+    if not original.whole:
         warnings.append("the module has more than 2 GB of parameters: it was not tried whether calls change them")
     eager = Eager(spec)
     if asked:
         lengths = tuple(sorted(set(asked), reverse=True))
         transitions = reached(eager, batch_size, lengths, MOST_TRANSITIONS if _may_be_open(spec) else MOST_GRAPHS)
     else:
-        lengths, transitions, dropped = _taken(eager, batch_size)
+        lengths, transitions, dropped = _usual_lengths(eager, batch_size)
         warnings += dropped
     outputs, dtypes = _outputs(eager, batch_size, lengths)
     spec = replace(spec, outputs=outputs)
     tries = Tries(Eager(spec), batch_size)
-    left = list(dict.fromkeys(path for length in lengths for path in check_step(tries, length, kept)))
+    left = list(dict.fromkeys(path for length in lengths for path in check_step(tries, length, original)))
     if left:
         warnings.append(
             f"a call leaves {some(left, 1)} in the module, which no later call reads; the bundle has none of it"
         )
-        spec = tidied(spec, left, {path: kept.values[path] for path in left if path in kept.values})
+        spec = tidied(spec, left, {path: original.values[path] for path in left if path in original.values})
         tries = Tries(Eager(spec), batch_size)
     to_fill = len({transition.stage.number for transition in transitions}) + 1
     for name in constant_states(tries, lengths, to_fill):
@@ -224,7 +224,7 @@ def _may_be_open(spec: StepSpec) -> bool:
     return any(entry.grows is not None for entry in entries) and all(entry.initial is not None for entry in entries)
 
 
-def _taken(eager: Eager, batch_size: int) -> tuple[tuple[int, ...], tuple[Transition, ...], list[str]]:
+def _usual_lengths(eager: Eager, batch_size: int) -> tuple[tuple[int, ...], tuple[Transition, ...], list[str]]:
     """Return the usual segment lengths that the module takes, their transitions, and notes on those that it refuses."""
     lengths: tuple[int, ...] = ()
     transitions: tuple[Transition, ...] = ()
@@ -261,9 +261,9 @@ def _outputs(eager: Eager, batch_size: int, lengths: tuple[int, ...]) -> tuple[t
     tries, filled, dtypes = Tries(eager, batch_size), [], {}
     runs = {length: eager(tries.inputs(length), tries.fresh(), tries.valid(length))[0] for length in lengths}
     for entry in eager.spec.output_specs:
-        found = {length: outputs[entry.name] for length, outputs in runs.items()}
-        dtype = str(found[lengths[0]].dtype).removeprefix("torch.")
-        sizes = {length if eager.spec.has_length else 0: tuple(tensor.shape) for length, tensor in found.items()}
+        shapes = {length: outputs[entry.name] for length, outputs in runs.items()}
+        dtype = str(shapes[lengths[0]].dtype).removeprefix("torch.")
+        sizes = {length if eager.spec.has_length else 0: tuple(tensor.shape) for length, tensor in shapes.items()}
         shape = _shape(entry.name, sizes, batch_size) if entry.shape is None else entry.shape
         if entry.role in LOGITS and (dtype != "float32" or len(shape) < 2 or shape[-1] in ("B", "L")):
             raise UsageError(
@@ -285,11 +285,11 @@ def _shape(name: str, sizes: Mapping[int, tuple[int, ...]], batch_size: int) -> 
     if len(first) > 1 and all(other[1:2] == (length,) for length, other in sizes.items()):
         shape = ("B", "L", *first[2:])
     if not first or any(other != Axes(shape).sizes(batch_size, length) for length, other in sizes.items()):
-        told = ", ".join(
+        seen_sizes = ", ".join(
             f"{shown(other)} for " + f"L = {length} and " * (length > 0) for length, other in sizes.items()
         )
         raise UsageError(
-            f"output {name} is {told}B = {batch_size}, expected the batch first and another size for another L on "
-            f"axis 1 alone; say where they stand: OutputSpec({name!r}, shape=(…))"
+            f"output {name} is {seen_sizes}B = {batch_size}, expected the batch first and another size for another L "
+            f"on axis 1 alone; say where they stand: OutputSpec({name!r}, shape=(…))"
         )
     return shape

@@ -89,28 +89,28 @@ def run_first_call(spec: StepSpec, batch_size: int, segment_lengths: Sequence[in
         segment_lengths: segment lengths L of the export; the first that the module takes is used.
     """
     modes = {part: part.training for part in spec.module.modules()}
-    tries, found = Tries(Eager(spec), batch_size), list[dict[str, Any]]()
-    kept = ModuleCopy(spec.module)
+    tries, calls = Tries(Eager(spec), batch_size), list[dict[str, Any]]()
+    original = ModuleCopy(spec.module)
     for length in tuple(segment_lengths) or usual_lengths(spec):
         with contextlib.suppress(UsageError):
-            given, results = (tries.inputs(length), tries.fresh(), tries.valid(length)), Results()
+            arguments, results = (tries.inputs(length), tries.fresh(), tries.valid(length)), Results()
             # the third call starts where the second ended, so a counter shows: it has gone on
-            for inputs in (given, (tries.inputs(length), *given[1:]), given):
-                if inputs is not given or not found:
-                    kept.put_back()
+            for inputs in (arguments, (tries.inputs(length), *arguments[1:]), arguments):
+                if inputs is not arguments or not calls:
+                    original.put_back()
                 outputs, after = tries.eager(*inputs)
                 results.append(outputs | {f"state {name}": one for name, one in after.items()})
-                found.append(kept.changed())
+                calls.append(original.changed())
             break
     # compare the first results only: an average may begin at its first sample
-    steady = len(found) == 3 and not _difference(results[:1], results[2:])
-    now = found[-1] if steady else {}
-    once = {path for path, value in now.items() if all(same(one.get(path), value) for one in found)}
-    if any(isinstance(kept.values.get(path), Tensor) for path in once):
+    steady = len(calls) == 3 and not _difference(results[:1], results[2:])
+    now = calls[-1] if steady else {}
+    once = {path for path, value in now.items() if all(same(one.get(path), value) for one in calls)}
+    if any(isinstance(original.values.get(path), Tensor) for path in once):
         for path in now.keys() - once:
-            put_back_at(spec.module, path, kept.values)
+            put_back_at(spec.module, path, original.values)
     else:
-        kept.put_back()
+        original.put_back()
     for part, mode in modes.items():
         part.training = mode
 
@@ -151,9 +151,9 @@ def check_step(tries: Tries, length: int, kept: ModuleCopy) -> list[str]:
     differs = _difference(one, chain.run(put_back))
     put_back()
     declared = {entry.attribute for entry in tries.eager.spec.states}
-    of_one_call = [(path, value) for found in anew for path, value in found.items()]
-    moved = {path for found in (*going_on, *anew) for path in found} - declared
-    values = {path: [found[path] for found in (*going_on, *anew) if path in found] for path in moved}
+    of_one_call = [(path, value) for call in anew for path, value in call.items()]
+    moved = {path for call in (*going_on, *anew) for path in call} - declared
+    values = {path: [call[path] for call in (*going_on, *anew) if path in call] for path in moved}
     varying = {path for path, (one_of, *others) in values.items() if not all(same(one_of, other) for other in others)}
     carried = {path for path in varying if not all(any(same(v, w) for _, w in of_one_call) for v in values[path])}
     read = chain.touched(varying) | {path for path in carried if chain.decides(one, path, values[path][-1])}
@@ -178,8 +178,8 @@ def check_step(tries: Tries, length: int, kept: ModuleCopy) -> list[str]:
 class _Chain:
     """A chain of segments of one length, and the module that runs it."""
 
-    def __init__(self, tries: Tries, length: int, kept: ModuleCopy) -> None:
-        self.tries, self.length, self.kept = tries, length, kept
+    def __init__(self, tries: Tries, length: int, original: ModuleCopy) -> None:
+        self.tries, self.length, self.kept = tries, length, original
         self.segments = [tries.inputs(length) for _ in range(_SEGMENTS)]
 
     def begin(self) -> Results:
@@ -220,16 +220,16 @@ class _Chain:
 
     def touched(self, paths: Collection[str]) -> set[str]:
         """Return the paths whose tensors, left by one segment, a later segment passes to any function of torch."""
-        found, calls = set[str](), count()
+        attributes, calls = set[str](), count()
 
         def watching() -> _Touching:
             # nothing is left before the first segment
             now = leaves(self.tries.eager.spec.module) if next(calls) else {}
-            return _Touching({path: one for path in paths if isinstance(one := now.get(path), Tensor)}, found)
+            return _Touching({path: one for path in paths if isinstance(one := now.get(path), Tensor)}, attributes)
 
         if paths:
             self.run(around=watching)
-        return found
+        return attributes
 
     def decides(self, expected: Results, path: str, value: Any) -> bool:
         """Return whether the chain reads a number that calls leave at `path`.
@@ -253,10 +253,10 @@ class _Touching(TorchFunctionMode):
         found: the names of recorded tensors are added to this set.
     """
 
-    def __init__(self, watched: Mapping[str, Tensor], found: set[str]) -> None:
+    def __init__(self, watched: Mapping[str, Tensor], paths: set[str]) -> None:
         super().__init__()
         # hold the tensors, or their freed memory could belong to other tensors
-        self._found, self._held = found, watched
+        self._found, self._held = paths, watched
         self._memory = {name: _storage(one) for name, one in watched.items() if one.numel()}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -264,8 +264,8 @@ class _Touching(TorchFunctionMode):
         with torch._C.DisableTorchFunction():
             read = args[1:] if getattr(func, "__name__", "") in ("copy_", "fill_", "zero_") else args
             tensors = [leaf for leaf in tree_leaves((read, kwargs)) if isinstance(leaf, Tensor) and leaf.numel()]
-            given = set(map(_storage, tensors))
-            self._found |= {name for name, memory in self._memory.items() if memory in given}
+            storages = set(map(_storage, tensors))
+            self._found |= {name for name, memory in self._memory.items() if memory in storages}
         return func(*args, **(kwargs or {}))
 
 
@@ -287,11 +287,11 @@ def _difference(one: Results, other: Results) -> str:
 
 def _check_numbers(spec: StepSpec, results: Results) -> None:
     """Refuse results with NaN, which cannot be compared with anything."""
-    given = "random inputs" if spec.samples is None else "the inputs that it was given"
-    for what, tensor in (pair for found in results for pair in found.items()):
+    origin = "random inputs" if spec.samples is None else "the inputs that it was given"
+    for what, tensor in (pair for call in results for pair in call.items()):
         if tensor.is_floating_point() and bool(tensor.isnan().any()):
             raise UsageError(
-                f"{what} of the module holds NaN for {given}, expected numbers; give real ones with samples= or "
+                f"{what} of the module holds NaN for {origin}, expected numbers; give real ones with samples= or "
                 "--inputs, or correct the module"
             )
 
@@ -353,31 +353,31 @@ def _declarations(chain: _Chain, one: Results, paths: Sequence[str]) -> list[str
     for path in paths:
         name = re.sub(r"^(?=\d)", "state_", re.sub(r"\W+", "_", path))
         place = place_in_python(module, path)
-        found, begins, (owner, _, last_name) = last.get(path, values.get(path)), values.get(path), path.rpartition(".")
+        value, begins, (owner, _, last_name) = last.get(path, values.get(path)), values.get(path), path.rpartition(".")
         new, of_list = path not in values, place.rpartition("[")[0]
         within = [other for other in last if other.rpartition(".")[0] == owner]
         if why := _no_state(module, path):
             notes[place] = f"# {place} {why}"
         elif new and last_name.isdigit() and any(other not in first for other in within):
             notes[of_list] = f"# {of_list} gets longer: keep its rows in one tensor, and declare it with grows="
-        elif isinstance(found, Tensor):
+        elif isinstance(value, Tensor):
             at, grows = _axis(first.get(path), wider.get(path)), _axis(first.get(path), last.get(path))
-            if at is None and path not in wider and tries.batch_size in found.shape:
-                at = list(found.shape).index(tries.batch_size)
-            word = str(found.dtype).removeprefix("torch.")
+            if at is None and path not in wider and tries.batch_size in value.shape:
+                at = list(value.shape).index(tries.batch_size)
+            word = str(value.dtype).removeprefix("torch.")
             of_states, of_torch = ("", "") if word == "float32" else (f', dtype="{word}"', f", dtype=torch.{word}")
-            said, note = f'StateSpec("{name}", {_tuple(found, at, _BATCH)}{of_states}', ""
-            zeros, begin = torch.zeros_like(found), f"torch.zeros({_tuple(found, at, '1')}{of_torch})"
+            declaration, note = f'StateSpec("{name}", {_tuple(value, at, _BATCH)}{of_states}', ""
+            zeros, begin = torch.zeros_like(value), f"torch.zeros({_tuple(value, at, '1')}{of_torch})"
             if grows is not None:
-                note = f"  # {found.shape[grows]} are the rows of {_SEGMENTS} segments: say the most"
-                said, begin = f"{said}, grows={grows}", "None"
+                note = f"  # {value.shape[grows]} are the rows of {_SEGMENTS} segments: say the most"
+                declaration, begin = f"{declaration}, grows={grows}", "None"
             elif begins is None and chain.differs(one, partial(put, module, path, zeros), 1):
-                said, begin = f"{said}, initial=None", "None"
+                declaration, begin = f"{declaration}, initial=None", "None"
             if new and last_name.isdigit():  # e.g. self.memory = None at first, then a list of two tensors
                 before[of_list] = f"{of_list} = [None] * {len(within)}"
             elif new:
                 before[place] = f"{place} = {begin}"
-            states.append(f'{said}, attribute="{path}"),{note}')
+            states.append(f'{declaration}, attribute="{path}"),{note}')
         elif isinstance(begins, (bool, int, float)):
             kind = {bool: "bool", int: "int32", float: "float32"}[type(begins)]
             states.append(f'StateSpec("{name}", (), dtype="{kind}", attribute="{path}"),')
@@ -423,9 +423,9 @@ def tidied(spec: StepSpec, paths: Sequence[str], values: Mapping[str, Any]) -> S
     def step(module: Any, inputs: Named, states: Named) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         for path in paths:
             put_back_at(module, path, values)
-        given = {name: tensor for name, tensor in inputs.items() if name != VALID}
+        data = {name: tensor for name, tensor in inputs.items() if name != VALID}
         try:
-            return called(replace(spec, module=module), given, states, inputs.get(VALID))
+            return called(replace(spec, module=module), data, states, inputs.get(VALID))
         finally:
             for path in paths:
                 put_back_at(module, path, values)
@@ -462,8 +462,8 @@ def _idle_after(tries: Tries, length: int, segments: int) -> list[str]:
         seen = Results()
         with contextlib.suppress(UsageError):  # the module may not run from changed states
             for inputs in chain:
-                found, states = tries.eager(inputs, states, tries.valid(length))
-                seen.append(found)
+                results, states = tries.eager(inputs, states, tries.valid(length))
+                seen.append(results)
         return [*seen, *({},) * (_USUAL - len(seen))]
 
     def changes(name: str, held: Tensor) -> bool:

@@ -62,17 +62,17 @@ class ModuleReference(Reference):
     ) -> tuple[dict[str, Array], dict[str, Array]]:
         copies = self._copies if self._plan.streams == "independent" else 1
         one = copies > 1
-        given = {name: self._given(values, self._axes[name], copies) for name, values in inputs.items()}
+        tensors = {name: self._tensor_of(values, self._axes[name], copies) for name, values in inputs.items()}
         held = {
-            name: None if values is None else self._given(values, self._state_axes[name], copies)
+            name: None if values is None else self._tensor_of(values, self._state_axes[name], copies)
             for name, values in states.items()
         }
-        counts = None if valid is None else self._given(valid, 0, copies)
-        outputs, after = self._eager(given, held, counts)
+        counts = None if valid is None else self._tensor_of(valid, 0, copies)
+        outputs, after = self._eager(tensors, held, counts)
         for name in self._logits:
             outputs[name] = torch.log_softmax(outputs[name], dim=-1)
-        found = {name: _returned(tensor, self._axes[name], one) for name, tensor in outputs.items()}
-        return found, {name: _returned(tensor, self._state_axes[name], one) for name, tensor in after.items()}
+        results = {name: _returned(tensor, self._axes[name], one) for name, tensor in outputs.items()}
+        return results, {name: _returned(tensor, self._state_axes[name], one) for name, tensor in after.items()}
 
     def in_single(self) -> ModuleReference | None:
         if not self.in_double:
@@ -81,7 +81,7 @@ class ModuleReference(Reference):
         single._eager, single.in_double = Eager(self._plan.spec), False
         return single
 
-    def _given(self, values: Array, axis: int | None, copies: int) -> Tensor:
+    def _tensor_of(self, values: Array, axis: int | None, copies: int) -> Tensor:
         if copies > 1 and axis is not None:
             values = np.repeat(values, copies, axis=axis)
         return torch.from_numpy(np.asarray(values, order="C"))
@@ -110,11 +110,11 @@ class ModuleReference(Reference):
             The results; [] if the module refuses the value or returns numbers that are not finite.
         """
         tries, length = Tries(Eager(self._plan.spec), self._plan.batch_size), self._plan.segment_lengths[0]
-        given = tries.inputs(length)
+        tensors = tries.inputs(length)
         with contextlib.suppress(UsageError):
-            given[name].fill_(value)
-            found = tries.eager(given, tries.states(length, segments), tries.valid(length))
-            results = [tensor for part in found for tensor in part.values()]
+            tensors[name].fill_(value)
+            step_results = tries.eager(tensors, tries.states(length, segments), tries.valid(length))
+            results = [tensor for part in step_results for tensor in part.values()]
             return results if all(bool(tensor.isfinite().all()) for tensor in results) else []
         return []
 
@@ -129,7 +129,7 @@ class ModuleReference(Reference):
             return False
         if self._plan.streams != "independent":
             return True
-        copied = {name: self._given(tensor.numpy(), self._axes[name], many) for name, tensor in inputs.items()}
+        copied = {name: self._tensor_of(tensor.numpy(), self._axes[name], many) for name, tensor in inputs.items()}
         together = self._eager(copied, fresh_states(spec, many, self._eager.dtype), counts.repeat(many))
         axes = (self._axes, self._state_axes)
         return all(

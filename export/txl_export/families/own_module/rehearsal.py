@@ -65,22 +65,22 @@ class RehearsalError(Exception):
 
 def examples_for(plan: Plan, transition: Transition, network: StepNetwork, count: int = EXAMPLES) -> list[Example]:
     """Return examples at a stage, each with inputs and states of its own; every second example has idle sequences."""
-    eager, found = Eager(plan.spec), []
+    eager, examples = Eager(plan.spec), []
     for number in range(count):
         draws = np.random.default_rng(number)
         states = _states_at(plan, transition.stage, eager, draws)
         inputs = random_inputs(plan.spec, plan.batch_size, transition.length, draws, plan.spec.samples)
-        given = [inputs[entry.name] for entry in plan.spec.inputs]
+        arguments = [inputs[entry.name] for entry in plan.spec.inputs]
         if plan.reads_valid:
-            given.append(_counts(plan, transition.length, number, draws))
+            arguments.append(_counts(plan, transition.length, number, draws))
         for name in network.read:
             state = states[name]
             assert state is not None, "an absent state is no input"
-            given.append(state)
+            arguments.append(state)
         with torch.no_grad(), own_code(f"the module failed with a segment of {transition.length}"):
-            wanted = network(*(tensor.clone() for tensor in given))
-        found.append(Example(tuple(given), tuple(tensor.detach().clone() for tensor in wanted)))
-    return found
+            wanted = network(*(tensor.clone() for tensor in arguments))
+        examples.append(Example(tuple(arguments), tuple(tensor.detach().clone() for tensor in wanted)))
+    return examples
 
 
 def rehearse(model: ir.Model, network: StepNetwork, examples: Sequence[Example]) -> None:
@@ -127,9 +127,9 @@ def _check_structure(path: Path) -> None:
     try:
         Walk(path.read_bytes(), "step", WEIGHTS, weights.stat().st_size if weights.exists() else 0)
     except RefusedError as refused:
-        found, expected = refused.args
-        text = f"its graph has {_INNER.sub('', found)}, expected {expected}"
-        raise RehearsalError(text, fed_size=isinstance(refused, FedSizeError), inner=found) from None
+        structure, expected = refused.args
+        text = f"its graph has {_INNER.sub('', structure)}, expected {expected}"
+        raise RehearsalError(text, fed_size=isinstance(refused, FedSizeError), inner=structure) from None
 
 
 def first_sequences(example: Example, network: StepNetwork, count: int) -> Example:
@@ -146,18 +146,18 @@ def first_sequences(example: Example, network: StepNetwork, count: int) -> Examp
     return Example(cut(network.inputs, example.given), cut(network.outputs, example.wanted))
 
 
-def _apart(name: str, found: NDArray[np.generic], wanted: NDArray[np.generic]) -> str:
+def _apart(name: str, values: NDArray[np.generic], wanted: NDArray[np.generic]) -> str:
     """Return a sentence on how a result of the graph differs from the module's; "" if it does not."""
-    if found.shape != wanted.shape or found.dtype != wanted.dtype:
-        kinds = [f"{one.dtype} {list(one.shape)}" for one in (found, wanted)]
+    if values.shape != wanted.shape or values.dtype != wanted.dtype:
+        kinds = [f"{one.dtype} {list(one.shape)}" for one in (values, wanted)]
         return f"the graph's {name} is {kinds[0]}, the module's {kinds[1]}"
     if not np.issubdtype(wanted.dtype, np.floating):
-        same = np.array_equal(found, wanted)
+        same = np.array_equal(values, wanted)
         return "" if same else f"the graph computes another {name} than the module; a value was taken for a constant"
     finite, limit = np.isfinite(wanted), rung("fp32", "cpu").memory
     assert limit is not None
-    far = relative_difference(found[finite], wanted[finite])
-    if far <= limit and np.array_equal(found[~finite], wanted[~finite], equal_nan=True):
+    far = relative_difference(values[finite], wanted[finite])
+    if far <= limit and np.array_equal(values[~finite], wanted[~finite], equal_nan=True):
         return ""
     return (
         f"the graph's {name} is {far:.1g} away from the module's; a value was taken for a constant, or an operator "

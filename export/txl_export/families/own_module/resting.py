@@ -1,6 +1,6 @@
-"""Finds the state that a step comes to in silence, so that a stream begins there and not at zeros.
+"""Finds the state that a step reaches in silence, so that a stream begins with it and not with zeros.
 
-An amplifier's network has biases: after zeros in its state it clicks, until the state has come to rest.
+The network of an amplifier has biases: from a state of zeros it first makes a click, until its state has settled.
 """
 
 from __future__ import annotations

@@ -38,7 +38,10 @@ def shown(sizes: tuple[int, ...]) -> str:
 
 
 def measured(spec: StepSpec, inputs: Mapping[str, Tensor]) -> tuple[int, int]:
-    """Return the batch size B and segment length L of inputs; 1 for a letter that is in no shape."""
+    """Return the batch size B and segment length L of inputs; 1 for a letter that is in no shape.
+
+    For example, (2, 64) for an input ("B", "L", 8) of shape [2, 64, 8].
+    """
     batch_size = length = 1
     for entry in spec.inputs:
         if entry.axes.batch is not None:
@@ -77,10 +80,10 @@ def _start(module: nn.Module, entry: StateSpec) -> float | Tensor | None:
         with contextlib.suppress(LookupError):
             value, origin = value_at(module, value), f"{value}, "
 
-    def check(right: bool, found: str, expected: str) -> None:
+    def check(right: bool, shown_value: str, expected: str) -> None:
         if not right:
             raise UsageError(
-                f"state {entry.name} starts as {origin}{found}, expected {expected}; give another initial="
+                f"state {entry.name} starts as {origin}{shown_value}, expected {expected}; give another initial="
             )
 
     if value is None:
@@ -89,11 +92,11 @@ def _start(module: nn.Module, entry: StateSpec) -> float | Tensor | None:
     check(
         number or isinstance(value, Tensor | np.ndarray), repr(value), "a number, a tensor, a parameter's name or None"
     )
-    given = torch.tensor(float(value), dtype=torch.float64) if number else torch.as_tensor(value).detach()
-    tensor, found = given.to(TORCH[kind]), str(value) if number else f"a tensor of {shown(tuple(given.shape))}"
-    exact = kind == "float32" or torch.equal(tensor.to(given.dtype), given)
-    check(exact, found, f"what {kind} holds, as a bundle has it")
-    check(entry.grows is None or not given.any(), found, "zeros, because it grows from no rows")
+    start = torch.tensor(float(value), dtype=torch.float64) if number else torch.as_tensor(value).detach()
+    tensor, shown_value = start.to(TORCH[kind]), str(value) if number else f"a tensor of {shown(tuple(start.shape))}"
+    exact = kind == "float32" or torch.equal(tensor.to(start.dtype), start)
+    check(exact, shown_value, f"what {kind} holds, as a bundle has it")
+    check(entry.grows is None or not start.any(), shown_value, "zeros, because it grows from no rows")
     if number and math.isfinite(value):
         return float(value)  # JSON has no infinities, so they are stored as tensors
     batch, wanted = entry.axes.batch, entry.axes.alone.sizes(0, 0)
@@ -105,7 +108,7 @@ def _start(module: nn.Module, entry: StateSpec) -> float | Tensor | None:
     fits = tensor.dim() <= len(wanted) and all(
         size in (1, most) for size, most in zip(reversed(tensor.shape), reversed(wanted), strict=False)
     )
-    check(fits, found, f"one that broadcasts over {shown(wanted)}, its shape without the batch")
+    check(fits, shown_value, f"one that broadcasts over {shown(wanted)}, its shape without the batch")
     return tensor
 
 
@@ -137,6 +140,8 @@ def random_inputs(
     """Return inputs of one segment with the bundle's dtypes: pieces from random places of the samples, else random
     values.
 
+    For example, {"x": [2, 64, 8]} for two sequences of 64.
+
     Args:
         spec: the specification.
         batch_size, length: the batch size B and segment length L.
@@ -147,9 +152,9 @@ def random_inputs(
     drawn = {}
     for entry in spec.inputs:
         sizes = entry.axes.sizes(batch_size, length)
-        given = samples is not None and entry.name in samples
-        found = _cut(entry, np.asarray(samples[entry.name]), sizes, places) if given and samples is not None else None
-        drawn[entry.name] = torch.from_numpy(_random(entry, sizes, generator) if found is None else found)
+        sampled = samples is not None and entry.name in samples
+        cut = _cut(entry, np.asarray(samples[entry.name]), sizes, places) if sampled and samples is not None else None
+        drawn[entry.name] = torch.from_numpy(_random(entry, sizes, generator) if cut is None else cut)
     return drawn
 
 

@@ -61,6 +61,9 @@ _READ = "\n# The code in an archive is text that can be read: unzip -p {} '*.py'
 def skeleton(tensors: Mapping[str, Tensor], classes: Mapping[str, str], file: str) -> str:
     """Return the text of a Python file whose `build` returns a `StepSpec` for these weights.
 
+    For example, `classes` {"rnn": "GRUCell"} and tensors {"rnn.weight_ih": [96, 8]} give `self.rnn = nn.GRUCell(8,
+    32)`.
+
     Args:
         tensors: tensors by dotted name.
         classes: classes of parts, as `Loaded.classes` has them; {} if the file does not contain them.
@@ -70,8 +73,8 @@ def skeleton(tensors: Mapping[str, Tensor], classes: Mapping[str, str], file: st
         CheckpointError: a part's name is no valid name in Python.
     """
     top, name = parts_of(tensors, classes), shlex.quote(shown(file))
-    made = _Layers(top)
-    forward = _Forward(made)
+    layers = _Layers(top)
+    forward = _Forward(layers)
     length = _length(top)
     return _FILE.format(
         file=name,
@@ -79,7 +82,7 @@ def skeleton(tensors: Mapping[str, Tensor], classes: Mapping[str, str], file: st
         module=shlex.quote(f"{shown(Path(file).stem)}.py"),
         base="Module" if length is None else "ModuleList",
         parts="" if length is None else f"nn.Module() for _ in range({length})",
-        layers="\n        ".join(made.lines),
+        layers="\n        ".join(layers.lines),
         arguments=", ".join(forward.arguments),
         calls="\n        ".join(forward.lines),
         input=_input(forward.first),
@@ -123,7 +126,7 @@ class _Layers:
         self.lines: list[str] = []
         self.calls: list[_Call] = []
         self.buffers: dict[str, Tensor] = {}
-        self._told: set[str] = set()
+        self._commented: set[str] = set()
         self._write(top, "self", "")
 
     def _write(self, part: Part, place: str, name: str) -> None:
@@ -132,8 +135,8 @@ class _Layers:
             if layers := _called(part, name):
                 text = ", ".join(layer.text for layer in layers)
                 text = text if layers[0] == layer_of(part, name) else f"nn.Sequential({text})"
-                new = dict.fromkeys(layer.kind for layer in layers if layer.kind in NOT_STORED.keys() - self._told)
-                self._told |= new.keys()
+                new = dict.fromkeys(layer.kind for layer in layers if layer.kind in NOT_STORED.keys() - self._commented)
+                self._commented |= new.keys()
                 self.lines += [f"# Not in the file, of every {kind}: {NOT_STORED[kind]}." for kind in new]
                 self.lines.append(f"{place} = {text}")
                 self.calls.append(_Call(place, layers, text))
@@ -191,12 +194,12 @@ class _Forward:
         states: the lines of the `StateSpec`s.
     """
 
-    def __init__(self, made: _Layers) -> None:
+    def __init__(self, layers: _Layers) -> None:
         self.lines = ["# TODO: is this the order of the calls, and does nothing lie between them?"]
         self.arguments, self.states = ["x"], list[str]()
-        self._free = dict(made.buffers)
+        self._free = dict(layers.buffers)
         groups: list[list[_Call]] = [[]]
-        for call in made.calls:  # a layer without sizes is called before the next layer with sizes
+        for call in layers.calls:  # a layer without sizes is called before the next layer with sizes
             groups[-1].append(call)
             groups += [[]] if call.sized else []
         *groups, end = groups
@@ -255,9 +258,11 @@ class _Forward:
 
 
 def _beginning(chains: list[list[Layer]]) -> Layer | None:
-    """Return the layer to begin with: an embedding, else one whose input no other layer returns, else the first."""
-    given = Counter(chain[-1].gives for chain in chains)
-    free = [chain[0] for chain in chains if given[chain[0].takes] == (chain[0].takes == chain[-1].gives)]
+    """Return the first layer to call: an embedding; otherwise a layer whose input no layer returns; otherwise the first
+    one.
+    """
+    counts = Counter(chain[-1].gives for chain in chains)
+    free = [chain[0] for chain in chains if counts[chain[0].takes] == (chain[0].takes == chain[-1].gives)]
     firsts = [chain[0] for chain in chains]
     return next(iter([*(first for first in firsts if first.axes == "tokens"), *free, *firsts]), None)
 

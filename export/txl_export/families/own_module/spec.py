@@ -57,8 +57,8 @@ class _Typed:
     def _expect(self, field: str, right: object, expected: str, *found: object) -> None:
         if not right:
             whose = type(self).__name__ + (f"({self.name!r})" if hasattr(self, "name") else "")
-            said = reprlib.repr(found[0] if found else getattr(self, field))
-            raise UsageError(f"{whose}: {field} is {said}, expected {expected}")
+            shown_value = reprlib.repr(found[0] if found else getattr(self, field))
+            raise UsageError(f"{whose}: {field} is {shown_value}, expected {expected}")
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class StepSpec(_Typed):
             least one segment's length at "L". None: random inputs.
         segment_lengths: the segment lengths L to export unless the export's options name others, e.g. the training
             length. (): those of 64 and 1 that the module takes.
-        facts: what an application has to know besides, as JSON has it, e.g. {"rate": 48000.0}; it goes into the
+        facts: further facts for applications, as JSON values, e.g. {"rate": 48000.0}; they go into the
             manifest's `family` and into the header of a package in C.
     """
 
@@ -188,9 +188,9 @@ class StepSpec(_Typed):
     def __post_init__(self) -> None:
         super().__post_init__()
         for field, kinds in (("inputs", (InputSpec,)), ("states", (StateSpec,)), ("outputs", (OutputSpec, str))):
-            found = getattr(self, field)
-            listed = isinstance(found, list | tuple) and all(isinstance(one, kinds) for one in found)
-            right = listed and (found or field == "states")
+            value = getattr(self, field)
+            listed = isinstance(value, list | tuple) and all(isinstance(one, kinds) for one in value)
+            right = listed and (value or field == "states")
             words = " or ".join(kind.__name__ for kind in kinds)
             self._expect(field, right, f"a list of {'one or more ' * (field != 'states')}{words}")
         self._expect("step", self.step is None or callable(self.step), "a function of (module, inputs, states)")

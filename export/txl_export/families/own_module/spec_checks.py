@@ -76,11 +76,11 @@ def check_module(spec: StepSpec) -> None:
 
 def _check_attribute(module: nn.Module, entry: StateSpec, path: str) -> None:
     try:
-        put(module, path, found := value_at(module, path))
-        kind = type(found).__name__
+        put(module, path, value := value_at(module, path))
+        kind = type(value).__name__
     except (LookupError, TypeError, AttributeError) as error:
-        found, kind = module, str(error)
-    state = isinstance(found, Tensor | int | float | None) and not isinstance(found, bool | nn.Parameter)
+        value, kind = module, str(error)
+    state = isinstance(value, Tensor | int | float | None) and not isinstance(value, bool | nn.Parameter)
     if not state:
         place = place_in_python(module, path)
         sizes = tuple(1 if size == "B" else size for size in entry.shape)
@@ -98,30 +98,30 @@ def _check_samples(spec: StepSpec, longest: int) -> None:
         names = ", ".join(entry.name for entry in spec.inputs)
         raise UsageError(f"the samples are of {', '.join(spec.samples) or 'nothing'}, expected {names}")
     for entry in spec.inputs:
-        found = np.asarray(spec.samples[entry.name])
-        if not fitting(found.shape, entry.axes, longest):
+        array = np.asarray(spec.samples[entry.name])
+        if not fitting(array.shape, entry.axes, longest):
             raise UsageError(
-                f"the samples of {entry.name} have the shape {found.shape}, expected {tuple(entry.shape)} with at "
+                f"the samples of {entry.name} have the shape {array.shape}, expected {tuple(entry.shape)} with at "
                 f"least one sequence and {longest + entry.lookahead} positions"
             )
-        if entry.tokens is not None and found.size and not 0 <= found.min() <= found.max() < entry.tokens:
-            ids = f"{found.min()} to {found.max()}, expected 0 … {entry.tokens - 1}"
+        if entry.tokens is not None and array.size and not 0 <= array.min() <= array.max() < entry.tokens:
+            ids = f"{array.min()} to {array.max()}, expected 0 … {entry.tokens - 1}"
             raise UsageError(f"the samples of {entry.name} hold ids from {ids}")
 
 
 def remarks(spec: StepSpec) -> list[str]:
     """Return warnings about things that may be meant but are more often mistakes."""
-    found = []
+    notes = []
     for output in spec.output_specs:
         role = output.role or ""
         if role not in LOGITS and (near := nearest(role.lower(), LOGITS, _NEARLY)):
-            found.append(
+            notes.append(
                 f"output {output.name} has the role {role}, which is a word like any other; for the next token's it "
                 f"is {near}"
             )
     if any(module.training and _evaluates_otherwise(module) for module in spec.module.modules()):
-        found.append("the module was in training mode; it is exported in evaluation mode, without dropout and the like")
-    return found
+        notes.append("the module was in training mode; it is exported in evaluation mode, without dropout and the like")
+    return notes
 
 
 def _evaluates_otherwise(module: nn.Module) -> bool:

@@ -43,7 +43,7 @@ class Transition:
 
 
 def shapes_of(states: Mapping[str, Tensor | None]) -> StateShapes:
-    """Return the shapes of states by name."""
+    """Return the shapes of states by name. For example, {"h": [2, 32]}."""
     return {name: None if tensor is None else tuple(tensor.shape) for name, tensor in states.items()}
 
 
@@ -60,7 +60,7 @@ def reached(
     states = tries.fresh()
     known = {_key(states): Stage(0, shapes_of(states))}
     waiting = deque([(known[_key(states)], states)])  # holds only states still to be examined: they may have many rows
-    found: list[Transition] = []
+    transitions: list[Transition] = []
     while waiting:
         stage, held = waiting.popleft()
         for length in segment_lengths:
@@ -68,10 +68,10 @@ def reached(
             if (key := _key(after)) not in known:
                 known[key] = Stage(len(known), shapes_of(after))
                 waiting.append((known[key], after))
-            found.append(Transition(stage, length, known[key]))
-            if len(found) > most:
-                raise UsageError(too_many(found, most))
-    return tuple(found)
+            transitions.append(Transition(stage, length, known[key]))
+            if len(transitions) > most:
+                raise UsageError(too_many(transitions, most))
+    return tuple(transitions)
 
 
 def _key(states: States) -> tuple[tuple[str, tuple[int, ...] | None], ...]:

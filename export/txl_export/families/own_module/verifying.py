@@ -50,10 +50,10 @@ def check_same_module(spec: StepSpec, name: str, bundle: Bundle, listener: Liste
         UsageError: the module has other inputs, outputs or states.
     """
     manifest = bundle.manifest
-    for what, found, expected in _tables(spec, manifest):
-        if found != expected:
+    for what, entry, expected in _tables(spec, manifest):
+        if entry != expected:
             raise UsageError(
-                f"{name} is not the module of this bundle: it has the {what} {_listed(found)}, the bundle has "
+                f"{name} is not the module of this bundle: it has the {what} {_listed(entry)}, the bundle has "
                 f"{_listed(expected)}; give the module that it was exported from"
             )
     known = manifest.family.get("tensors")
@@ -66,8 +66,8 @@ def _first_other(spec: StepSpec, bundle: Bundle) -> str:
     """Return the name of a tensor that differs from the weight file's; "" if the file has no such tensor."""
     stored = read_weight_file(bundle.file(bundle.manifest.weights))
     for path, tensor in own_tensors(spec.module).items():
-        kept = stored.get(path, tensor)
-        if kept.shape == tensor.shape and not same_bits(kept, tensor.detach().to(kept.dtype)):
+        original = stored.get(path, tensor)
+        if original.shape == tensor.shape and not same_bits(original, tensor.detach().to(original.dtype)):
             return path
     return ""
 
@@ -80,7 +80,7 @@ def _tables(spec: StepSpec, manifest: Manifest) -> list[tuple[str, _Table, _Tabl
 
     Outputs whose shapes the specification lacks are compared by name alone.
     """
-    told = {one.name for one in spec.output_specs if one.shape is not None}
+    shaped = {one.name for one in spec.output_specs if one.shape is not None}
     ours: list[_Table] = [
         {one.name: (in_bundle(one.module_dtype), *one.shape, *_beside(one)) for one in spec.inputs},
         {one.name: tuple(one.shape or ()) for one in spec.output_specs},
@@ -89,7 +89,7 @@ def _tables(spec: StepSpec, manifest: Manifest) -> list[tuple[str, _Table, _Tabl
     ]
     theirs: list[_Table] = [
         {one.name: (one.dtype, *one.shape, *_beside(one)) for one in manifest.inputs if one.role != "valid"},
-        {one.name: tuple(one.shape) if one.name in told else () for one in manifest.outputs},
+        {one.name: tuple(one.shape) if one.name in shaped else () for one in manifest.outputs},
         {one.name: (one.dtype, *one.shape) for one in manifest.states},
         {manifest.lengths: ()},
     ]
@@ -126,5 +126,8 @@ def replay_vectors(
 
 
 def step_vectors(plan: Plan, manifest: Manifest) -> dict[str, NDArray[Any]]:
-    """Return the vectors of the self-test: results of the module in a short chain."""
+    """Return the vectors of the self-test: results of the module in a short chain.
+
+    For example, {"counts": [3, 2]} for three steps.
+    """
     return selftest_vectors(manifest, ModuleReference(plan), plan.spec.samples)

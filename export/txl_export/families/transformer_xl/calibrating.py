@@ -29,15 +29,16 @@ def split(text: Ids | None, fits: bool, listener: Listener) -> tuple[Ids | None,
     """Split a text into tokens to fit matrices to (or None) and tokens to judge the bundle: int32 [T] each.
 
     Nothing is split unless `fits` (int4). If the text is too short, a warning says that matrices are rounded instead.
+    For example, a long text [T] becomes two parts whose lengths add up to T; a text of 10 tokens is not split.
     """
     if not fits:
         return None, text
     first = 0 if text is None else int(SHARE * len(text))
     if text is None or first < READ:
-        found = "no text was given" if text is None else f"the text has {len(text):,} tokens"
+        reason = "no text was given" if text is None else f"the text has {len(text):,} tokens"
         least = math.ceil(READ / SHARE)
         listener.warn(
-            f"int4 matrices are rounded: {found}; --text or --tokens of {least:,} tokens would fit them to it"
+            f"int4 matrices are rounded: {reason}; --text or --tokens of {least:,} tokens would fit them to it"
         )
         return None, text
     rest = len(text) - first
@@ -49,6 +50,8 @@ def split(text: Ids | None, fits: bool, listener: Listener) -> tuple[Ids | None,
 
 def gather_inputs(reference: PaperModel, tokens: Ids, listener: Listener) -> dict[str, Tensor]:
     """Run the reference over segments in a chain; sum x xᵀ over all inputs x of each matrix.
+
+    For example, a matrix [32, 96] gets float64 [32, 32].
 
     Args:
         reference: a model of the caller's that no other code uses: its `watch` stays set.
@@ -79,7 +82,7 @@ def gather_inputs(reference: PaperModel, tokens: Ids, listener: Listener) -> dic
         for segment in segments:
             _, memory = reference.hidden(segment, memory)
             listener.advance()
-    finite = {name: found for name, found in sums.items() if bool(found.isfinite().all())}
+    finite = {name: total for name, total in sums.items() if bool(total.isfinite().all())}
     if strange := sorted(sums.keys() - finite.keys()):
         listener.warn(f"{strange[0]} and {len(strange) - 1} others met infinity or NaN in the text; they are rounded")
     return finite

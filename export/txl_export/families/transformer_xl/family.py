@@ -69,7 +69,10 @@ class PreparedModel:
         return self.builder.manifest(programs)
 
     def vectors(self, manifest: Manifest) -> dict[str, NDArray[Any]]:
-        """Return the vectors of the self-test (see `Prepared.vectors`)."""
+        """Return the vectors of the self-test (see `Prepared.vectors`).
+
+        For example, {"length": [3]} for three steps.
+        """
         return selftest_vectors(manifest, self.builder.reference())
 
     def verify(self, folder: Path, manifest: Manifest, listener: Listener) -> Parity:
@@ -82,10 +85,10 @@ class PreparedModel:
             reference = self.builder.reference()
             parity = verify_models(manifest, ways, reference, "the checkpoint", self.text, None, listener, stand_in)
         claimed = min(manifest.stepwise or 1, MOST)
-        found = stepwise(manifest, lambda: Oracle(reference, self.builder.memory)) if claimed > 1 else 1
-        if found is None or found < claimed:
+        steps = stepwise(manifest, lambda: Oracle(reference, self.builder.memory)) if claimed > 1 else 1
+        if steps is None or steps < claimed:
             raise CheckError(
-                f"segments of {found} tokens give what single steps give, expected up to {claimed} by the model's "
+                f"segments of {steps} tokens give what single steps give, expected up to {claimed} by the model's "
                 "window; report the checkpoint's family and config"
             )
         if self.quantised:
@@ -122,8 +125,8 @@ def prepare(source: Checkpoint, options: ExportOptions, listener: Listener) -> P
     form = memory_form(imported.config, sizes, options, listener)
     precision = cast(Precision, options.precision or "fp32")
     layers = map(layer_name, range(imported.config.n_layer))
-    kept = all(is_kept(layer + end, options.keep) for layer in layers for end in QUANTISABLE)
-    calibration, text = split(text, precision == "int4" and not kept, listener)
+    float_layers = all(is_kept(layer + end, options.keep) for layer in layers for end in QUANTISABLE)
+    calibration, text = split(text, precision == "int4" and not float_layers, listener)
     builder = Builder(imported.config, dialect, sizes, weights, form, precision, options.keep, options.features)
     provenance = {
         "source": msgspec.to_builtins(found),
@@ -149,10 +152,10 @@ def verify(request: VerifyRequest, listener: Listener) -> tuple[Parity, bytes | 
     left_out = 0
     if ids is not None and (known := fitted(manifest)):
         ids, left_out = unfitted(manifest, ids)
-        said = HARDLY_MORE if begins_with_fitted(manifest, ids) else NOT_THE_TEXT
+        remark = HARDLY_MORE if begins_with_fitted(manifest, ids) else NOT_THE_TEXT
         if left_out:
-            said = f"the text's first; the other {len(ids):,} judge"
-        listener.warn(f"int4 matrices were fitted to {known:,} tokens: {said}")
+            remark = f"the text's first; the other {len(ids):,} judge"
+        listener.warn(f"int4 matrices were fitted to {known:,} tokens: {remark}")
     if request.checkpoint is None:
         listener.warn("the reference is rebuilt from the bundle; the import is not repeated (--checkpoint repeats it)")
         weights, source = weights_of_bundle(opened.file(manifest.weights), manifest), "the bundle's own weights"
@@ -180,8 +183,8 @@ def weights_of_bundle(path: Path, manifest: Manifest) -> Weights:
     """Return the canonical weights of a bundle, exact up to one rounding of the folded scale."""
     own = (".table.", "initial.")
     stored = read_weight_file(path).items()
-    kept = ((name, tensor) for name, tensor in stored if not any(part in name for part in own))
-    folded = {name: tensor.float() if tensor.dtype in HALF.values() else tensor for name, tensor in kept}
+    pairs = ((name, tensor) for name, tensor in stored if not any(part in name for part in own))
+    folded = {name: tensor.float() if tensor.dtype in HALF.values() else tensor for name, tensor in pairs}
     return check_weights(manifest.config, unfold(manifest.config, dequantise(folded)), path.name)
 
 
@@ -210,10 +213,10 @@ def read_again(checkpoint: Path, manifest: Manifest) -> tuple[Weights, bytes | N
     )
     dialect, sizes, _ = resolve(imported, asked)
     weights = check_weights(imported.config, imported.weights, source.name)
-    found = model_id(imported.config, dialect, sizes.memory_length, weights)
-    if found != manifest.model_id:
+    identity = model_id(imported.config, dialect, sizes.memory_length, weights)
+    if identity != manifest.model_id:
         raise CheckError(
-            f"{checkpoint}: is model {found[:12]}, the bundle was made from {manifest.model_id[:12]}; "
+            f"{checkpoint}: is model {identity[:12]}, the bundle was made from {manifest.model_id[:12]}; "
             "verify against the checkpoint it came from, or export this one"
         )
     return weights, imported.vocabulary

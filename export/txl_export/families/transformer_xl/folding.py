@@ -92,7 +92,10 @@ def tied_rows(config: ModelConfig, folded: Mapping[str, Tensor]) -> dict[str, tu
 
 
 def unfold(config: ModelConfig, folded: Mapping[str, Tensor]) -> Weights:
-    """Return canonical parameters from folded ones: the inverse of `fold`, exact up to one rounding of the scale."""
+    """Return canonical parameters from folded ones: the inverse of `fold`, exact up to one rounding of the scale.
+
+    For example, "…query_key_value.weight" [32, 96] becomes three matrices [32, 32].
+    """
     scale = config.d_head**-0.5
     weights: Weights = {}
     for name, tensor in folded.items():

@@ -97,7 +97,7 @@ class Network(Traceable):
         return self.get_buffer(name.replace(".", "/"))
 
     def get(self, name: str) -> Tensor | None:
-        """Return the parameter called `name`, or None."""
+        """Return the parameter called `name`, or None. For example, `get("embedding.tables.0")` is [256, 32]."""
         return getattr(self, name.replace(".", "/"), None)
 
     def position_tables(self) -> Weights:
@@ -108,20 +108,20 @@ class Network(Traceable):
     def window_by_count(self, valid: Tensor, memory_length: int) -> Tensor | None:
         """Return the number of keys each query may see if it depends on the segment's count: int32 [B] → int32 [B].
 
-        None if it depends on the dialect alone.
+        None if it depends on the dialect alone. For example, [5, 3] valid tokens.
         """
-        dialect, found = self.dialect, torch.full((), EVERY, dtype=torch.int32)
+        dialect, window = self.dialect, torch.full((), EVERY, dtype=torch.int32)
         if not dialect.segment_window and dialect.single_steps is None:
             return None
         if dialect.segment_window:
-            found = torch.where(valid > 1, valid, found)
+            window = torch.where(valid > 1, valid, window)
         if dialect.single_steps is not None:
             step = torch.full((), memory_length + 1, dtype=torch.int32)
-            found = torch.where(valid > dialect.single_steps, found, step)
-        return found
+            window = torch.where(valid > dialect.single_steps, window, step)
+        return window
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Embed token ids, which are clipped to 0 … V-1: int [B, L] → [B, L, D]."""
+        """Embed token ids, which are clipped to 0 … V-1: int [B, L] → [B, L, D]. For example, [2, 5] → [2, 5, 32]."""
         c = self.config
         tokens = tokens.clamp(0, c.vocab_size - 1)
         if c.div_val == 1:
@@ -137,11 +137,17 @@ class Network(Traceable):
         return embedded * c.embedding_scale
 
     def around(self, i: int, hidden: Tensor, attended: Tensor) -> Tensor:
-        """Run layer i after its attention: residuals, norms and the feed-forward part, [..., D] → [..., D]."""
+        """Run layer i after its attention: residuals, norms and the feed-forward part, [..., D] → [..., D].
+
+        For example, [2, 5, 32] → [2, 5, 32].
+        """
         return self.around_entering(i, hidden, attended)[0]
 
     def around_entering(self, i: int, hidden: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
-        """Run layer i after its attention, and return what entered its feed-forward part too, [..., D] each."""
+        """Run layer i after its attention, and return what entered its feed-forward part too, [..., D] each.
+
+        For example, [2, 5, 32] gives [2, 5, 32] twice.
+        """
         attention, feed_forward = f"{layer_name(i)}.attention", f"{layer_name(i)}.feed_forward"
         if self.config.pre_lnorm:
             hidden = hidden + attended
@@ -153,7 +159,8 @@ class Network(Traceable):
     def heads(self, joined: Tensor, parts: int, rows: tuple[int, int] | None = None) -> tuple[Tensor, ...]:
         """Split [B, rows, parts·H·d_head] into `parts` tensors [B, H, rows, d_head], with one transpose for all parts.
 
-        With `rows` = (B, rows), `joined` is [B·rows, parts·H·d_head].
+        With `rows` = (B, rows), `joined` is [B·rows, parts·H·d_head]. For example, [2, 5, 96] becomes three tensors
+        [2, 4, 5, 8].
         """
         c, width = self.config, (parts * self.config.n_head, self.config.d_head)
         heads = torch.unflatten(joined, -1, width) if rows is None else joined.reshape(*rows, *width)
@@ -217,11 +224,17 @@ class Network(Traceable):
         return head.float().log_softmax(dim=-1)
 
     def tail_logprobs(self, cluster: int, flat: Tensor) -> Tensor:
-        """Return log-probabilities of words within their cluster: [n, D] → float32 [n, words of the cluster]."""
+        """Return log-probabilities of words within their cluster: [n, D] → float32 [n, words of the cluster].
+
+        A cluster of 200 words: [3, 32] → [3, 200].
+        """
         return self._cluster_logits(cluster, flat).float().log_softmax(dim=-1)
 
     def logprobs(self, flat: Tensor) -> Tensor:
-        """Return log-probabilities of the whole vocabulary, by token id: [n, D] → float32 [n, V]."""
+        """Return log-probabilities of the whole vocabulary, by token id: [n, D] → float32 [n, V].
+
+        For example, [3, 32] → [3, 256].
+        """
         head, first = self.head_logprobs(flat), self.config.clusters[0][1]
         if len(self.config.clusters) == 1:
             return head
@@ -250,11 +263,14 @@ class Network(Traceable):
         return F.linear(rows.flatten(end_dim=-2), projection).reshape(*rows.shape[:-1], -1)
 
     def linear(self, name: str, x: Tensor) -> Tensor:
-        """Return x @ W + b, with weight and bias of that name; the bias may be absent."""
+        """Return x @ W + b, with weight and bias of that name; the bias may be absent.
+
+        For example, x [2, 5, 32] and W [32, 96] give [2, 5, 96].
+        """
         product, bias = x @ self[f"{name}.weight"], self.get(f"{name}.bias")
         return product if bias is None else product + bias
 
     def norm(self, name: str, x: Tensor) -> Tensor:
-        """Apply the layer norm of that name, over the last axis [D]."""
+        """Apply the layer norm of that name, over the last axis [D]. For example, [2, 5, 32] → [2, 5, 32]."""
         weight, bias = self[f"{name}.weight"], self[f"{name}.bias"]
         return F.layer_norm(x, (self.config.d_model,), weight, bias, self.config.layer_norm_epsilon)

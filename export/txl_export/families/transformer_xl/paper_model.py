@@ -78,7 +78,10 @@ class PaperModel:
 
     @torch.no_grad()
     def hidden(self, tokens: Tensor, memory: Iterable[Tensor]) -> tuple[Tensor, Memory]:
-        """Run a segment without its softmax; return the layers' output [B, T, D] and the memory after it."""
+        """Run a segment without its softmax; return the layers' output [B, T, D] and the memory after it.
+
+        For example, tokens [2, 5] and a memory of [2, 16, 32] per layer give [2, 5, 32].
+        """
         hidden = self._embed(tokens)
         after: Memory = []
         for i, before in enumerate(memory):
@@ -91,7 +94,10 @@ class PaperModel:
         return hidden, after
 
     def keys_and_values(self, memory: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield each layer's keys and values of a hidden memory: [B, rows, D] → [B, rows, H, d_head] twice."""
+        """Yield each layer's keys and values of a hidden memory: [B, rows, D] → [B, rows, H, d_head] twice.
+
+        For example, [2, 16, 32] → [2, 16, 4, 8].
+        """
         for i, remembered in enumerate(memory):
             name = f"{layer_name(i)}.attention"
             source = self._norm(f"{name}.norm", remembered) if self.config.pre_lnorm else remembered
@@ -238,7 +244,7 @@ class PaperModel:
 
 
 def activate(config: ModelConfig, x: Tensor) -> Tensor:
-    """Apply the feed-forward layer's activation."""
+    """Apply the feed-forward layer's activation. For example, "relu" makes [0, 2] of [-1, 2]."""
     if config.activation == "relu":
         return F.relu(x)
     return F.gelu(x, approximate="tanh" if config.activation == "gelu_tanh" else "none")

@@ -73,7 +73,10 @@ def _end_of_layer(model: onnx.ModelProto, before: str, source: str) -> str:
 def traced(
     reference: PaperModel, tokens: Tensor, memory: Sequence[Tensor]
 ) -> tuple[dict[str, NDArray[np.float64]], Memory]:
-    """Run a segment of the reference; return the residual stream at each point, and the memory after the segment."""
+    """Run a segment of the reference; return the residual stream at each point, and the memory after the segment.
+
+    For example, tokens [2, 5] give [2, 5, 32] at each point.
+    """
     noting = _Noting(reference)
     _, after = noting.hidden(tokens, memory)
     return noting.seen, after

@@ -41,7 +41,10 @@ FAR = 2**20  # row number of unused slots: so far before memory that no query se
 
 @torch.library.custom_op("txl::tensor_scatter", mutates_args=())
 def tensor_scatter(past: Tensor, update: Tensor, write: Tensor) -> Tensor:
-    """Return `past` [B, H, C, w] with `update` [B, H, L, w] from slot write[b] on: TensorScatter, linear, axis 2."""
+    """Return `past` [B, H, C, w] with `update` [B, H, L, w] from slot write[b] on: TensorScatter, linear, axis 2.
+
+    For example, past [2, 4, 16, 8], update [2, 4, 5, 8] and write [0, 9].
+    """
     after = past.clone()
     for row, slot in enumerate(write.tolist()):
         after[row, :, slot : slot + update.shape[2]] = update[row]
@@ -96,7 +99,10 @@ class RingStep(Network):
         return (tokens, *counts.unbind(), *memory)
 
     def forward(self, tokens: Tensor, valid: Tensor, fill: Tensor, head: Tensor, *memory: Tensor) -> tuple[Tensor, ...]:
-        """Run one step; see the module's table for names, shapes and dtypes."""
+        """Run one step; see the module's table for names, shapes and dtypes.
+
+        For example, tokens [2, 5], valid [5, 3], fill [16, 9] and head [0, 9].
+        """
         c, (batch, length), m = self.config, tokens.shape, self.shape.memory_length
         # with B fixed, -1 saves the graph from computing L
         sizes = (batch, -1 if self.shape.batch_size == 1 else length)

@@ -27,6 +27,8 @@ def layer_sensitivity(
 ) -> dict[str, float]:
     """Return the mean KL divergence, in nats, that quantising one layer's weights causes, e.g. {"layers.00": 0.002}.
 
+    For example, tokens int32 [10000] in segments of `length` 64.
+
     Args:
         make: makes a reference from weights.
         weights: the canonical parameters.
@@ -39,15 +41,15 @@ def layer_sensitivity(
     layers = [layer_name(i) for i in range(reference.config.n_layer)]
     listener.stage("sensitivity of the layers", len(layers))
     truth = _logprobs(reference, segments)
-    found: dict[str, float] = {}
+    divergences: dict[str, float] = {}
     for layer in layers:
         mine = {name: tensor for name, tensor in parts.items() if name.startswith(f"{layer}.")}
         if any(codes_in(mine)):
             changed = weights | unfold(reference.config, dequantise(mine))
             other = _logprobs(make({name: changed[name] for name in weights}), segments)
-            found[layer] = float((truth.exp() * (truth - other)).sum(dim=-1).mean())
+            divergences[layer] = float((truth.exp() * (truth - other)).sum(dim=-1).mean())
         listener.advance()
-    return found
+    return divergences
 
 
 def _logprobs(reference: PaperModel, segments: list[Tensor]) -> Tensor:

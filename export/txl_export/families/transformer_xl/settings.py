@@ -46,7 +46,7 @@ def resolve(imported: Imported, options: ExportOptions) -> tuple[Dialect, Sizes,
         UsageError: a size is out of range, a setting is missing, or settings contradict each other.
     """
     file = imported.evaluation
-    taken: list[str] = []
+    defaults: list[str] = []
     lines: list[str] = []
 
     def choose(name: str, flag: str, asked: int | None, own: int | None) -> int:
@@ -56,20 +56,20 @@ def resolve(imported: Imported, options: ExportOptions) -> tuple[Dialect, Sizes,
             return asked
         if own is None:
             raise UsageError(f"{name} is not in the checkpoint, expected a value; give {flag}")
-        taken.append(f"{flag} {own}")
+        defaults.append(f"{flag} {own}")
         return own
 
     memory = choose("the memory length", "--memory-length", options.memory_length, file.memory_length)
     clamp = choose("the clamp length", "--clamp-length", options.clamp_length, file.clamp_length)
     same = choose("same_length", "--same-length/--no-same-length", options.same_length, file.same_length)
     if options.same_length is None:
-        taken[-1] = "--same-length" if same else "--no-same-length"
+        defaults[-1] = "--same-length" if same else "--no-same-length"
     lengths = tuple(sorted(set(options.segment_lengths or DEFAULT_SEGMENT_LENGTHS), reverse=True))
     for length in lengths:
         _in_range("--segment-length", length, 1, MOST_SEGMENT)
     _in_range("--memory-length", memory, 0, MOST_MEMORY)
-    for flag, given, what in (("--lookup", options.lookup, LOOKED_UP), ("--features", options.features, FEATURES)):
-        if given:
+    for flag, value, what in (("--lookup", options.lookup, LOOKED_UP), ("--features", options.features, FEATURES)):
+        if value:
             _requires_ring(flag, what, imported.config, memory, options)
     if options.lookup:
         lengths = tuple(sorted({*lengths, LOOKUP}, reverse=True))
@@ -97,8 +97,8 @@ def resolve(imported: Imported, options: ExportOptions) -> tuple[Dialect, Sizes,
         single_steps=LOOKUP if options.lookup and window is None else None,
         clamp_length=clamp if clamp > 0 else None,
     )
-    if taken:
-        lines.append(f"not given, so as the checkpoint or --config has it, often for training: {' '.join(taken)}")
+    if defaults:
+        lines.append(f"not given, so as the checkpoint or --config has it, often for training: {' '.join(defaults)}")
     return dialect, Sizes(batch, lengths, memory, tuple(others)), tuple(lines)
 
 
@@ -111,15 +111,15 @@ def memory_form(config: ModelConfig, sizes: Sizes, options: ExportOptions, liste
 
 
 def _requires_ring(flag: str, what: str, config: ModelConfig, memory: int, options: ExportOptions) -> None:
-    """Refuse a flag without a ring of keys and values, which can do `what`."""
-    found = ""
+    """Refuse a flag if the bundle has no ring of keys and values; `what` names the flag's effect in the message."""
+    reason = ""
     if config.absolute_positions:
-        found = f"a model of attn_type {config.attn_type}, whose memory holds positions"
+        reason = f"a model of attn_type {config.attn_type}, whose memory holds positions"
     elif options.memory == "hidden" or not memory:
-        found = "--memory hidden" if memory else "--memory-length 0"
-    if found:
+        reason = "--memory hidden" if memory else "--memory-length 0"
+    if reason:
         raise UsageError(
-            f"{flag} is given with {found}, expected a memory of keys and values, {what}; leave one of them out"
+            f"{flag} is given with {reason}, expected a memory of keys and values, {what}; leave one of them out"
         )
 
 

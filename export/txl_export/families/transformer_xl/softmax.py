@@ -43,6 +43,6 @@ class Softmax(Network):
         return (torch.zeros(2, (1 + self.features) * self.config.d_model),)
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, ...]:
-        """Run the program; see the module's table."""
+        """Run the program; see the module's table. For example, hidden [3, 32] gives log-probabilities [3, 256]."""
         rows = (hidden[:, : self.config.d_model] if self.features else hidden).to(self.dtype)
         return (self.tail_logprobs(self.cluster, rows) if self.cluster else self.head_logprobs(rows),)

@@ -119,7 +119,10 @@ class Step(Network):
         return (tokens, counts[0], counts[1], *memory)
 
     def forward(self, tokens: Tensor, valid: Tensor, fill: Tensor, *memory: Tensor) -> tuple[Tensor, ...]:
-        """Run one step; see the module's table for names, shapes and dtypes."""
+        """Run one step; see the module's table for names, shapes and dtypes.
+
+        For example, tokens [2, 5], valid [5, 3] and fill [16, 9].
+        """
         rows = self._counted(valid, fill)
         hidden = self.embed(tokens)
         after: list[Tensor] = []
@@ -128,12 +131,12 @@ class Step(Network):
             remembered: Sequence[Tensor] = memory[i * per_layer : (i + 1) * per_layer]
             if self.config.attn_type == 3 or (self.config.attn_type == 2 and i == 0):
                 hidden, remembered = self._add_positions(i, hidden, remembered, valid)
-            query, key, value, kept = self._project_heads(i, hidden, remembered, rows)  # [B, H, L or K, d_head]
+            query, key, value, memory_rows = self._project_heads(i, hidden, remembered, rows)  # [B, H, L or K, d_head]
             index = None
             if not self.config.absolute_positions:
                 index = self["distance"].expand(*query.shape[:2], *self["distance"].shape)
             hidden = self.around(i, hidden, self.mix(i, query, key, value, index, rows.visible))
-            after.extend(kept)
+            after.extend(memory_rows)
         if self.config.final_norm:
             hidden = self.norm("final_norm", hidden)
         marks = (hidden,) if self.marking else ()
@@ -167,12 +170,12 @@ class Step(Network):
         """Return the segment's queries, keys and values of memory and segment, and the layer's new memory."""
         c, name = self.config, f"{layer_name(i)}.attention"
         joined = f"{name}.query_key_value"
-        source, kept = hidden, []
+        source, rows_after = hidden, []
         if self.shape.memory_length and self.shape.memory == "hidden":
             # Zero rows that do not exist before the projection: a huge value in one would overflow there.
             existing = torch.where(rows.filled[..., None], memory[0], torch.zeros((), dtype=hidden.dtype))
             source = torch.cat([existing, hidden], dim=1)  # [B, K, D]
-            kept = [self._rows(torch.cat([memory[0], hidden], dim=1), rows.kept)]
+            rows_after = [self._rows(torch.cat([memory[0], hidden], dim=1), rows.kept)]
         if c.pre_lnorm:
             source = self.norm(f"{name}.norm", source)
         query, key, value = self.heads(self.linear(joined, source), 3)
@@ -184,8 +187,8 @@ class Step(Network):
         query = query[:, :, query.shape[2] - self.shape.segment_length :]
         if self.shape.memory_length and self.shape.memory == "kv":
             key, value = torch.cat([memory[0], key], dim=2), torch.cat([memory[1], value], dim=2)
-            kept = [self._rows(key, rows.kept), self._rows(value, rows.kept)]
-        return query, key, value, kept
+            rows_after = [self._rows(key, rows.kept), self._rows(value, rows.kept)]
+        return query, key, value, rows_after
 
     def _rows(self, rows: Tensor, keep: Tensor) -> Tensor:
         """Select rows `keep` [B, M] of [B, (H,) K, width]: [B, (H,) M, width], by one gather in all."""

@@ -104,6 +104,8 @@ def canonical_shapes(config: ModelConfig) -> tuple[dict[str, tuple[int, ...]], d
 def check_weights(config: ModelConfig, weights: Mapping[str, Tensor], source: str) -> Weights:
     """Return the weights as contiguous float32, checked against the config.
 
+    For example, `weights` {"embedding.tables.0": [256, 32], …}.
+
     Raises:
         CheckpointError: a parameter is missing, unexpected, of a wrong shape or dtype, holds NaN or infinity, or is
             shared by too many names.
@@ -160,7 +162,7 @@ def check_weights(config: ModelConfig, weights: Mapping[str, Tensor], source: st
 
 def drop_ties(config: ModelConfig, weights: Weights) -> Weights:
     """Return the weights without output parameters that equal the embedding's, so that all tied files have one form."""
-    kept = dict(weights)
+    unique = dict(weights)
     for cluster, (first, last) in enumerate(config.clusters):
         if config.div_val == 1:
             table, projection = weights["embedding.tables.0"][first:last], weights.get("embedding.projections.0")
@@ -168,14 +170,17 @@ def drop_ties(config: ModelConfig, weights: Weights) -> Weights:
             table = weights[f"embedding.tables.{cluster}"]
             projection = weights.get(f"embedding.projections.{cluster}")
         for name, tied in ((f"softmax.tables.{cluster}", table), (f"softmax.projections.{cluster}", projection)):
-            own = kept.get(name)
+            own = unique.get(name)
             if own is not None and tied is not None and (own is tied or torch.equal(own, tied)):
-                del kept[name]
-    return kept
+                del unique[name]
+    return unique
 
 
 def model_id(config: ModelConfig, dialect: Dialect, memory_length: int, weights: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of config, dialect (without family), memory length and weights; it identifies the function."""
+    """Return the SHA-256 of config, dialect (without family), memory length and weights; it identifies the function.
+
+    For example, "9f2c…", 64 digits.
+    """
     facts = {"config": config, "dialect": dialect, "memory_length": memory_length}
     # ids of version 0.8 were made without single_steps
     drop = ("family",) if dialect.single_steps else ("family", "single_steps")
@@ -188,5 +193,8 @@ def model_id(config: ModelConfig, dialect: Dialect, memory_length: int, weights:
 
 
 def parameter_count(weights: Mapping[str, Tensor]) -> int:
-    """Return the number of values in the weights; tied parameters count once."""
+    """Return the number of values in the weights; tied parameters count once.
+
+    For example, 8192 for one table [256, 32] that is both embedding and softmax.
+    """
     return sum(tensor.numel() for tensor in weights.values())

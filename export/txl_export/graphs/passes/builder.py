@@ -36,8 +36,8 @@ class Builder:
         self, kind: str, inputs: Sequence[ir.Value | None], shape: ir.Shape | None = None, **attributes: Any
     ) -> ir.Value:
         """Add an operator; return its only result."""
-        (made,) = self._ops(kind, inputs, [shape], attributes)
-        return made
+        (result,) = self._ops(kind, inputs, [shape], attributes)
+        return result
 
     def _ops(
         self, kind: str, inputs: Sequence[ir.Value | None], shapes: Sequence[ir.Shape | None], attributes: Any
@@ -45,9 +45,9 @@ class Builder:
         name = f"{self._before.name}.{self._name}.{self._count}" if self._before else f"{self._name}.{self._count}"
         self._count += 1
         node = ir.node(kind, inputs, attributes=attributes, num_outputs=len(shapes), name=name)
-        for place, (made, shape) in enumerate(zip(node.outputs, shapes, strict=True)):
-            made.name = f"{name}.{place}"
-            made.type, made.shape = None if inputs[0] is None else inputs[0].type, shape
+        for place, (output, shape) in enumerate(zip(node.outputs, shapes, strict=True)):
+            output.name = f"{name}.{place}"
+            output.type, output.shape = None if inputs[0] is None else inputs[0].type, shape
         if self._before is None:
             self._graph.append(node)
         else:
@@ -55,17 +55,23 @@ class Builder:
         return node.outputs
 
     def constant(self, numbers: NDArray[Any]) -> ir.Value:
-        """Return a constant with an array's dtype and shape."""
+        """Return a constant with an array's dtype and shape.
+
+        For example, `constant(np.array([0, 2]))` is an int64 value [2].
+        """
         sizes, long = "x".join(map(str, numbers.shape)) or "one", numbers.size > _SPELT
-        said = hashlib.sha256(numbers.tobytes()).hexdigest()[:12] if long else ".".join(map(str, numbers.ravel()))
-        return initializer(self._graph, f"{numbers.dtype}.{sizes}.{said}", numbers)
+        label = hashlib.sha256(numbers.tobytes()).hexdigest()[:12] if long else ".".join(map(str, numbers.ravel()))
+        return initializer(self._graph, f"{numbers.dtype}.{sizes}.{label}", numbers)
 
     def numbers(self, *which: int) -> ir.Value:
         """Return a constant int64 [n]."""
         return self.constant(np.array(which, np.int64))
 
     def gather(self, value: ir.Value, places: ArrayLike, axis: int) -> ir.Value:
-        """Select positions along an axis; a single position (an integer) drops the axis."""
+        """Select positions along an axis; a single position (an integer) drops the axis.
+
+        Of a value [2, 5, 8], `gather(value, [0, 3], 1)` is [2, 2, 8] and `gather(value, 3, 1)` is [2, 8].
+        """
         which = np.asarray(places, np.int32)
         shape = None if value.shape is None else ir.Shape([*value.shape[:axis], *which.shape, *value.shape[axis + 1 :]])
         return self.op("Gather", [value, self.constant(which)], shape, axis=axis)

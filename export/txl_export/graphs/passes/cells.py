@@ -48,7 +48,7 @@ def _is_usual(node: ir.Node) -> bool:
     It may have neither peepholes, lengths nor any attribute of `_UNUSUAL`.
     """
     x, _, r, _, lengths, *states = (*node.inputs, *(None,) * 3)[:7]
-    peepholes, said = node.inputs[7:], node.attributes
+    peepholes, attributes = node.inputs[7:], node.attributes
     needed = states if node.op_type == "LSTM" else states[:1]
     return (
         x is not None
@@ -58,11 +58,11 @@ def _is_usual(node: ir.Node) -> bool:
         and lengths is None
         and None not in needed
         and not any(peepholes)
-        and said.get_string("direction", "forward") == "forward"
-        and not said.get_int("layout", 0)
-        and not said.get_int("input_forget", 0)
-        and not any(name in said for name in _UNUSUAL)
-        and [*said.get_strings("activations", _ACTIVATIONS[node.op_type][0])] in _ACTIVATIONS[node.op_type]
+        and attributes.get_string("direction", "forward") == "forward"
+        and not attributes.get_int("layout", 0)
+        and not attributes.get_int("input_forget", 0)
+        and not any(name in attributes for name in _UNUSUAL)
+        and [*attributes.get_strings("activations", _ACTIVATIONS[node.op_type][0])] in _ACTIVATIONS[node.op_type]
     )
 
 
@@ -172,9 +172,9 @@ class _Cell:
 
     def _put(self, old: Sequence[_Value], new: Sequence[ir.Value]) -> None:
         """Replace old values by new ones; the last old value may be missing."""
-        for before, made in zip(old, new, strict=False):
+        for before, after in zip(old, new, strict=False):
             assert before is not None
-            self._build.replace(before, made)
+            self._build.replace(before, after)
 
 
 def _reader(value: _Value, kind: str) -> _Value:

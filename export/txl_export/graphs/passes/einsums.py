@@ -17,8 +17,8 @@ def einsums_to_products(graph: ir.Graph) -> None:
 
 
 def _replace(build: Builder, node: ir.Node, equation: str) -> None:
-    given, _, result = equation.partition("->")
-    one, other = given.split(",")
+    terms, _, result = equation.partition("->")
+    one, other = terms.split(",")
     left, right = node.inputs
     if not result or "." in equation or left is None or right is None:
         return
@@ -38,9 +38,9 @@ def _replace(build: Builder, node: ir.Node, equation: str) -> None:
         left = build.op("Unsqueeze", [left, build.numbers(-2)])
     if not theirs:
         right = build.op("Unsqueeze", [right, build.numbers(-1)])
-    made = build.op("MatMul", [left, right])
+    product = build.op("MatMul", [left, right])
     added = [axis for axis, letters in ((-2, mine), (-1, theirs)) if not letters]
     if added:
-        made = build.op("Squeeze", [made, build.numbers(*added)])
+        product = build.op("Squeeze", [product, build.numbers(*added)])
     order = both + mine + theirs
-    build.replace(node.outputs[0], build.transpose(made, [order.index(letter) for letter in result]))
+    build.replace(node.outputs[0], build.transpose(product, [order.index(letter) for letter in result]))

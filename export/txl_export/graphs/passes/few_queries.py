@@ -26,8 +26,8 @@ def take_queries_to_rows(graph: ir.Graph) -> None:
     build = Builder(graph, "rows")
     for node in list(graph):
         is_product = node.op_type == "MatMul" and node.outputs[0].dtype == ir.DataType.FLOAT
-        if is_product and (found := _attention(node)) is not None:
-            _replace(build.at(node), node, found)
+        if is_product and (attention := _attention(node)) is not None:
+            _replace(build.at(node), node, attention)
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,10 @@ class _Attention:
     @property
     def front(self) -> list[int]:
         """Sizes of all axes before the last two."""
-        found = list(self.view.shape[:-2])
+        sizes = list(self.view.shape[:-2])
         if self.batch is not None:
-            found[self.batch.place] = self.size
-        return found
+            sizes[self.batch.place] = self.size
+        return sizes
 
     @property
     def shared(self) -> list[int]:
@@ -97,9 +97,9 @@ def _attention(node: ir.Node) -> _Attention | None:
             continue
         size = -1 if is_open else batch[0].size if batch else 1
         one_batch, one_head = (next(iter(axes), None) for axes in (batch, head))
-        found = _Attention(keys, view, one_batch, one_head, slots, inside, queries, size)
-        if _is_less(found):
-            return found
+        attention = _Attention(keys, view, one_batch, one_head, slots, inside, queries, size)
+        if _is_less(attention):
+            return attention
     return None
 
 
@@ -109,98 +109,104 @@ def _are_all(view: View) -> bool:
     return counts == [*(axis.step for axis in reversed(view.rows)), view.row_count]
 
 
-def _is_less(found: _Attention) -> bool:
+def _is_less(attention: _Attention) -> bool:
     """Return whether the replacement saves enough multiplications: a factor of `GAIN`, and `LEAST` in total.
 
     An open B counts as one sequence.
     """
-    width, slots, inside, asked = found.view.product.width, found.slots.size, found.inside.size, found.queries
-    today = found.heads * inside * slots * (width + asked)
-    then = asked * found.heads * width * (inside + slots)
-    return today >= GAIN * then and (today - then) * max(found.size, 1) >= LEAST
+    width, slots, inside, asked = (
+        attention.view.product.width,
+        attention.slots.size,
+        attention.inside.size,
+        attention.queries,
+    )
+    today = attention.heads * inside * slots * (width + asked)
+    then = asked * attention.heads * width * (inside + slots)
+    return today >= GAIN * then and (today - then) * max(attention.size, 1) >= LEAST
 
 
-def _replace(build: Builder, node: ir.Node, found: _Attention) -> None:
+def _replace(build: Builder, node: ir.Node, attention: _Attention) -> None:
     old, one = node.outputs[0], node.inputs[0]
     assert one is not None
-    apart = len(found.view.shape) != len(sizes_of(one))
-    shown = build.reshape(one, [*found.front, found.queries, sizes_of(one)[-1]]) if apart else one
-    made = _scores(build, shown, found) if found.keys else _sums(build, shown, found, _sums_to_one(one))
-    build.replace(old, build.reshape(made, [-1, *sizes_of(old)[1:]]) if apart else made)
+    apart = len(attention.view.shape) != len(sizes_of(one))
+    shown = build.reshape(one, [*attention.front, attention.queries, sizes_of(one)[-1]]) if apart else one
+    result = _scores(build, shown, attention) if attention.keys else _sums(build, shown, attention, _sums_to_one(one))
+    build.replace(old, build.reshape(result, [-1, *sizes_of(old)[1:]]) if apart else result)
 
 
-def _scores(build: Builder, queries: ir.Value, found: _Attention) -> ir.Value:
+def _scores(build: Builder, queries: ir.Value, attention: _Attention) -> ir.Value:
     """Compute scores [..., q, R] from queries [..., q, d]."""
-    queries, width = build.scaled(queries, found.view.factor), found.view.product.width
-    weight, bias = _by_heads(build, found)
-    asking = _multiply(build, queries, weight, found, width)
-    scores = build.op("MatMul", [_joined(build, asking, found, width), _rows(build, found)])
-    scores = build.reshape(scores, [*found.front, found.queries, found.slots.size])
+    queries, width = build.scaled(queries, attention.view.factor), attention.view.product.width
+    weight, bias = _by_heads(build, attention)
+    asking = _multiply(build, queries, weight, attention, width)
+    scores = build.op("MatMul", [_joined(build, asking, attention, width), _rows(build, attention)])
+    scores = build.reshape(scores, [*attention.front, attention.queries, attention.slots.size])
     if bias is None:
         return scores
-    bias = build.reshape(bias, [*found.shared, found.inside.size, 1])
+    bias = build.reshape(bias, [*attention.shared, attention.inside.size, 1])
     return build.op("Add", [scores, build.op("MatMul", [queries, bias])])
 
 
-def _sums(build: Builder, shares: ir.Value, found: _Attention, whole: bool) -> ir.Value:
+def _sums(build: Builder, shares: ir.Value, attention: _Attention, whole: bool) -> ir.Value:
     """Sum the values that R slots hold, weighted by the probabilities `shares`, [..., q, R]: [..., q, d].
 
     `whole`: the probabilities of a query sum to 1, so a bias of the values is added as it is.
     """
-    weight, bias = _by_heads(build, found)
-    sums = build.op("MatMul", [_joined(build, shares, found, found.slots.size), _rows(build, found)])
-    sums = build.reshape(sums, [*found.front, found.queries, found.view.product.width])
-    weight = build.transpose(weight, (1, 0) if found.head is None else (0, 2, 1))
-    sums = _multiply(build, sums, weight, found, found.inside.size)
+    weight, bias = _by_heads(build, attention)
+    sums = build.op("MatMul", [_joined(build, shares, attention, attention.slots.size), _rows(build, attention)])
+    sums = build.reshape(sums, [*attention.front, attention.queries, attention.view.product.width])
+    weight = build.transpose(weight, (1, 0) if attention.head is None else (0, 2, 1))
+    sums = _multiply(build, sums, weight, attention, attention.inside.size)
     if bias is not None:
-        bias = build.reshape(bias, [*found.shared, 1, found.inside.size])
+        bias = build.reshape(bias, [*attention.shared, 1, attention.inside.size])
         if not whole:
             bias = build.op("Mul", [bias, build.op("ReduceSum", [shares, build.numbers(-1)], keepdims=1)])
         sums = build.op("Add", [sums, bias])
-    return build.scaled(sums, found.view.factor)
+    return build.scaled(sums, attention.view.factor)
 
 
-def _by_heads(build: Builder, found: _Attention) -> tuple[ir.Value, ir.Value | None]:
+def _by_heads(build: Builder, attention: _Attention) -> tuple[ir.Value, ir.Value | None]:
     """Return the weight of keys or values, [H, d, D] (or [d, D] without heads), and its bias, [H, d] or [d]."""
-    weight, bias = columns_of(build, found.view)
-    if found.head is None:
+    weight, bias = columns_of(build, attention.view)
+    if attention.head is None:
         return weight, bias
-    split = [axis.size for axis in found.view.columns]
-    turn = [0, 1] if found.view.columns[0] is found.head else [1, 0]
-    weight = build.transpose(build.reshape(weight, [*split, found.view.product.width]), [*turn, 2])
+    split = [axis.size for axis in attention.view.columns]
+    turn = [0, 1] if attention.view.columns[0] is attention.head else [1, 0]
+    weight = build.transpose(build.reshape(weight, [*split, attention.view.product.width]), [*turn, 2])
     return weight, None if bias is None else build.transpose(build.reshape(bias, split), turn)
 
 
-def _multiply(build: Builder, value: ir.Value, weight: ir.Value, found: _Attention, width: int) -> ir.Value:
+def _multiply(build: Builder, value: ir.Value, weight: ir.Value, attention: _Attention, width: int) -> ir.Value:
     """Multiply [..., q, a] by a weight [H, a, b] per head, or [a, b]; each head's product covers all sequences."""
-    if found.head is None or found.batch is None:
+    if attention.head is None or attention.batch is None:
         return build.op("MatMul", [value, weight])
-    turn = [1, 0, 2, 3] if found.is_joined else [0, 1, 2, 3]
-    front = [found.heads, found.size]
+    turn = [1, 0, 2, 3] if attention.is_joined else [0, 1, 2, 3]
+    front = [attention.heads, attention.size]
     value = build.reshape(
-        build.transpose(value, turn), [found.heads, -1, found.inside.size if found.keys else found.view.product.width]
+        build.transpose(value, turn),
+        [attention.heads, -1, attention.inside.size if attention.keys else attention.view.product.width],
     )
-    made = build.reshape(build.op("MatMul", [value, weight]), [*front, found.queries, width])
-    return build.transpose(made, turn)
+    result = build.reshape(build.op("MatMul", [value, weight]), [*front, attention.queries, width])
+    return build.transpose(result, turn)
 
 
-def _joined(build: Builder, value: ir.Value, found: _Attention, width: int) -> ir.Value:
+def _joined(build: Builder, value: ir.Value, attention: _Attention, width: int) -> ir.Value:
     """Reshape [..., q, n] so that all heads' queries of a sequence share one axis, if heads stand together."""
-    if not found.is_joined:
+    if not attention.is_joined:
         return value
-    front = [] if found.batch is None else [found.size]
-    return build.reshape(value, [*front, found.heads * found.queries, width])
+    front = [] if attention.batch is None else [attention.size]
+    return build.reshape(value, [*front, attention.heads * attention.queries, width])
 
 
-def _rows(build: Builder, found: _Attention) -> ir.Value:
+def _rows(build: Builder, attention: _Attention) -> ir.Value:
     """Return each sequence's rows, transposed for a product: rows as the last axis for scores, else before the last."""
-    value, axes = found.view.product.rows, found.view.rows
-    shape = [found.size if axis is found.batch else axis.size for axis in axes]
+    value, axes = attention.view.product.rows, attention.view.rows
+    shape = [attention.size if axis is attention.batch else axis.size for axis in axes]
     if to_reshape(sizes_of(value)[:-1]) != shape:
-        value = build.reshape(value, [*shape, found.view.product.width])
-    slots = axes.index(found.slots)
-    front = [] if found.batch is None else [1 - slots]
-    return build.transpose(value, [*front, len(axes), slots] if found.keys else [*front, slots, len(axes)])
+        value = build.reshape(value, [*shape, attention.view.product.width])
+    slots = axes.index(attention.slots)
+    front = [] if attention.batch is None else [1 - slots]
+    return build.transpose(value, [*front, len(axes), slots] if attention.keys else [*front, slots, len(axes)])
 
 
 def _sums_to_one(shares: ir.Value) -> bool:

@@ -29,31 +29,31 @@ class Piece(NamedTuple):
 
 def join_once(graph: ir.Graph) -> None:
     """Let each Slice, Split, Concat and single-index Gather read the values that its numbers come from, in place."""
-    made = Pieces(graph, "join")
+    pieces = Pieces(graph, "join")
     for node in list(graph):
-        made.at(node)
+        pieces.at(node)
         if node.op_type == "Gather":
-            _select(made, node)
+            _select(pieces, node)
         if node.op_type == "Squeeze":
-            _drop(made, node)
+            _drop(pieces, node)
         for result in node.outputs if node.op_type in ("Concat", "Slice", "Split") else ():
             for axis in range(len(sizes_of(result))):
-                _read(made, node, result, axis)
+                _read(pieces, node, result, axis)
 
 
-def _read(made: Pieces, node: ir.Node, result: ir.Value, axis: int) -> None:
+def _read(joined: Pieces, node: ir.Node, result: ir.Value, axis: int) -> None:
     """Replace a Concat by a Concat of all original pieces, and a slice by a slice of the one value that contains it."""
     pieces = pieces_of(result, axis)
     if not pieces or pieces[0].value is result or (node.op_type != "Concat" and len(pieces) > 1):
         return
-    given = [(value, 0, size_along(value, axis)) for value in node.inputs]
-    if node.op_type != "Concat" and pieces[0].value is node.inputs[0] and pieces != given[:1]:
-        made.slices.setdefault((pieces[0], axis), result)
-    elif pieces != given or len(pieces) == 1:
-        made.replace(result, made.joined(pieces, axis))
+    pieces_before = [(value, 0, size_along(value, axis)) for value in node.inputs]
+    if node.op_type != "Concat" and pieces[0].value is node.inputs[0] and pieces != pieces_before[:1]:
+        joined.slices.setdefault((pieces[0], axis), result)
+    elif pieces != pieces_before or len(pieces) == 1:
+        joined.replace(result, joined.joined(pieces, axis))
 
 
-def _select(made: Pieces, node: ir.Node) -> None:
+def _select(pieces: Pieces, node: ir.Node) -> None:
     """Let a Gather of one position read the value that the position comes from."""
     source, index = node.inputs[0], constant(node.inputs[1])
     axis = axis_of(node, source)
@@ -64,18 +64,18 @@ def _select(made: Pieces, node: ir.Node) -> None:
     added = piece.value.producer()
     inner = added.inputs[0] if added is not None and added.op_type in ("Unsqueeze", "Reshape") else None
     if inner is not None and alike(inner, node.outputs[0]):  # then the axis has one position
-        made.replace(node.outputs[0], inner)
+        pieces.replace(node.outputs[0], inner)
     elif piece.value is not source:
-        made.replace(node.outputs[0], made.gather(piece.value, piece.start, axis))
+        pieces.replace(node.outputs[0], pieces.gather(piece.value, piece.start, axis))
 
 
-def _drop(made: Pieces, node: ir.Node) -> None:
+def _drop(pieces: Pieces, node: ir.Node) -> None:
     """Remove an Unsqueeze and a Squeeze that cancel each other."""
     added = None if node.inputs[0] is None else node.inputs[0].producer()
     if added is not None and added.op_type == "Unsqueeze" and added.inputs[0] is not None:
         axes = [numbers_of(one.inputs[1]) if len(one.inputs) > 1 else None for one in (added, node)]
         if axes[0] is not None and axes[0] == axes[1] and alike(added.inputs[0], node.outputs[0]):
-            made.replace(node.outputs[0], added.inputs[0])
+            pieces.replace(node.outputs[0], added.inputs[0])
 
 
 def pieces_of(value: ir.Value | None, axis: int) -> list[Piece]:
@@ -98,23 +98,23 @@ def pieces_of(value: ir.Value | None, axis: int) -> list[Piece]:
 
 def cut(pieces: Iterable[Piece], start: int, end: int) -> list[Piece]:
     """Return the positions `start` … `end` - 1 of pieces in a row."""
-    found, at = list[Piece](), 0
+    result, at = list[Piece](), 0
     for value, first, last in pieces:
         low, high = max(start, at), min(end, at + last - first)
         if low < high:
-            found.append(Piece(value, first + low - at, first + high - at))
+            result.append(Piece(value, first + low - at, first + high - at))
         at += last - first
-    return found
+    return result
 
 
 def _merged(pieces: Iterable[Piece]) -> list[Piece]:
     """Merge neighbouring pieces that are adjacent in the same value."""
-    found = list[Piece]()
+    result = list[Piece]()
     for piece in pieces:
-        if found and found[-1].value is piece.value and found[-1].end == piece.start:
-            piece = Piece(piece.value, found.pop().start, piece.end)
-        found.append(piece)
-    return found
+        if result and result[-1].value is piece.value and result[-1].end == piece.start:
+            piece = Piece(piece.value, result.pop().start, piece.end)
+        result.append(piece)
+    return result
 
 
 class Pieces(Builder):

@@ -19,23 +19,23 @@ _ALWAYS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten"})
 
 def join_moves(graph: ir.Graph) -> None:
     """Replace each such chain by one node, in place; values have shapes as far as they are known."""
-    origins, made = dict[ir.Value, ir.Value](), dict[tuple[ir.Value, tuple[Size, ...]], ir.Value]()
+    origins, moves = dict[ir.Value, ir.Value](), dict[tuple[ir.Value, tuple[Size, ...]], ir.Value]()
     build = Builder(graph, "move")
     for node in list(graph):
         source, result = node.inputs[0] if node.inputs else None, node.outputs[0]
         if source is None or result.shape is None or not _keeps_order(node):
             continue
         origin = origins[result] = origins.get(source, source)
-        given, sizes = sizes_of(origin), sizes_of(result)
+        sizes_before, sizes = sizes_of(origin), sizes_of(result)
         if origin.shape is None or 0 in sizes:
             continue
         key = (origin, sizes)
-        if given == sizes and None not in sizes:
+        if sizes_before == sizes and None not in sizes:
             inside = origin.producer() is not None and not origin.is_graph_output()
             if inside or not result.is_graph_output():
                 build.replace(result, origin)
-        elif key in made and None not in sizes and not result.is_graph_output():
-            build.replace(result, made[key])
+        elif key in moves and None not in sizes and not result.is_graph_output():
+            build.replace(result, moves[key])
         else:
             if origin is not source or node.op_type not in _ALWAYS:
                 one = _move(build.at(node), origin, sizes)
@@ -43,7 +43,7 @@ def join_moves(graph: ir.Graph) -> None:
                     continue
                 build.replace(result, one)
                 result, origins[one] = one, origin
-            made.setdefault(key, result)
+            moves.setdefault(key, result)
 
 
 def _keeps_order(node: ir.Node) -> bool:
@@ -65,8 +65,8 @@ def _keeps_order(node: ir.Node) -> bool:
 
 def _move(build: Builder, origin: ir.Value, wanted: Sequence[Size]) -> ir.Value | None:
     """Return a value in other sizes; None if no node with constant numbers can do it."""
-    given = sizes_of(origin)
-    for kind, more, fewer in (("Squeeze", given, wanted), ("Unsqueeze", wanted, given)):
+    sizes_before = sizes_of(origin)
+    for kind, more, fewer in (("Squeeze", sizes_before, wanted), ("Unsqueeze", wanted, sizes_before)):
         if axes := _left_out(more, fewer):
             return build.op(kind, [origin, build.numbers(*axes)])
     return build.reshape(origin, wanted) if to_reshape(wanted).count(-1) < 2 else None

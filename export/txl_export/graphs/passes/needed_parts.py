@@ -87,13 +87,13 @@ def _part(end: ir.Value) -> _Part | None:
     view = view_of(end)
     if view is None:
         return None
-    given, cuts = sizes_of(view.product.rows)[:-1], list[_Cut]()
-    lead = [size if isinstance(size, int) else OPEN for size in given]
+    sizes, cuts = sizes_of(view.product.rows)[:-1], list[_Cut]()
+    lead = [size if isinstance(size, int) else OPEN for size in sizes]
     for place, size in enumerate(lead):
         step = int(np.prod(lead[place + 1 :], dtype=np.int64))
         axis = next((one for one in view.rows if one.step == step and size > 1), None)
         first, count = view.first_row // step % size, 1 if axis is None else axis.size
-        is_open = not isinstance(given[place], int)
+        is_open = not isinstance(sizes[place], int)
         if first + count > size or (is_open and count < size):
             return None
         cuts.append(_Cut(size, first, count, axis))
@@ -109,12 +109,12 @@ def _replace(build: Builder, end: ir.Value, part: _Part) -> None:
         if cut.count < cut.size:
             rows = build.slice(rows, place, cut.first, cut.first + cut.count)
     weight, bias = columns_of(build, view)
-    made = build.op("MatMul", [rows, build.transpose(weight, (1, 0))])
+    product = build.op("MatMul", [rows, build.transpose(weight, (1, 0))])
     if bias is not None:
-        made = build.op("Add", [made, bias])
+        product = build.op("Add", [product, bias])
     axes = [*(cut.axis for cut in part.cuts if cut.axis is not None), *view.columns]
-    made = build.reshape(made, [axis.size if isinstance(sizes[axis.place], int) else None for axis in axes])
-    made = build.transpose(made, np.argsort([axis.place for axis in axes]).tolist())
+    product = build.reshape(product, [axis.size if isinstance(sizes[axis.place], int) else None for axis in axes])
+    product = build.transpose(product, np.argsort([axis.place for axis in axes]).tolist())
     if len(axes) < len(view.shape):
-        made = build.reshape(made, sizes)
-    build.replace(end, build.scaled(made, view.factor))
+        product = build.reshape(product, sizes)
+    build.replace(end, build.scaled(product, view.factor))

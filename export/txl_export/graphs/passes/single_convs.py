@@ -16,18 +16,18 @@ def compute_one_position(graph: ir.Graph) -> None:
     """Replace such convolutions, in place."""
     build = Builder(graph, "single")
     for node in list(graph):
-        made = node.inputs[0].producer() if node.op_type == "Gather" and node.inputs[0] is not None else None
-        index = numbers_of(node.inputs[1]) if made is not None and made.op_type == "Conv" else None
-        if made is None or index is None or sizes_of(node.inputs[1]) or axis_of(node, node.inputs[0]) != 2:
+        conv = node.inputs[0].producer() if node.op_type == "Gather" and node.inputs[0] is not None else None
+        index = numbers_of(node.inputs[1]) if conv is not None and conv.op_type == "Conv" else None
+        if conv is None or index is None or sizes_of(node.inputs[1]) or axis_of(node, node.inputs[0]) != 2:
             continue
-        value, weight, *bias = made.inputs
-        if value is None or weight is None or len(made.outputs[0].uses()) > 1 or made.outputs[0].is_graph_output():
+        value, weight, *bias = conv.inputs
+        if value is None or weight is None or len(conv.outputs[0].uses()) > 1 or conv.outputs[0].is_graph_output():
             continue
         channels, taps = size_along(weight, 0), size_along(weight, 2)
-        first = index[0] - (made.attributes.get_ints("pads") or [0])[0]
-        alone = made.attributes.get_int("group", 1) == channels == size_along(value, 1) and len(sizes_of(weight)) == 3
-        plain = made.attributes.get_string("auto_pad", "NOTSET") == "NOTSET" and all(
-            set(made.attributes.get_ints(name) or [1]) == {1} for name in ("strides", "dilations")
+        first = index[0] - (conv.attributes.get_ints("pads") or [0])[0]
+        alone = conv.attributes.get_int("group", 1) == channels == size_along(value, 1) and len(sizes_of(weight)) == 3
+        plain = conv.attributes.get_string("auto_pad", "NOTSET") == "NOTSET" and all(
+            set(conv.attributes.get_ints(name) or [1]) == {1} for name in ("strides", "dilations")
         )
         length = size_along(value, 2)
         if not (alone and plain) or taps is None or length is None or not 0 <= first <= length - taps:
@@ -35,7 +35,7 @@ def compute_one_position(graph: ir.Graph) -> None:
         build.at(node)
         window = value if length == taps else build.slice(value, 2, first, first + taps)
         kernel = build.op("Squeeze", [weight, build.numbers(1)])
-        found = build.op("ReduceSum", [build.op("Mul", [window, kernel]), build.numbers(2)], keepdims=0)
+        result = build.op("ReduceSum", [build.op("Mul", [window, kernel]), build.numbers(2)], keepdims=0)
         for one in bias:
-            found = found if one is None else build.op("Add", [found, one])
-        build.replace(node.outputs[0], found)
+            result = result if one is None else build.op("Add", [result, one])
+        build.replace(node.outputs[0], result)

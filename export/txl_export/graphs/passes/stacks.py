@@ -16,13 +16,13 @@ _Part: TypeAlias = "tuple[ir.Value, Block]"
 
 def take_stacks_apart(graph: ir.Graph) -> None:
     """Read parts of inputs, and of values computed from them, by one Gather each, or all by one Split, in place."""
-    build, given = Builder(graph, "part"), list(graph.inputs)
-    changing = set(given)
+    build, inputs = Builder(graph, "part"), list(graph.inputs)
+    changing = set(inputs)
     for node in graph:
         if any(value in changing for value in node.inputs):
             changing.update(node.outputs)
-            given += node.outputs
-    for value in given:  # values computed only from constants are left out: they are computed once
+            inputs += node.outputs
+    for value in inputs:  # values computed only from constants are left out: they are computed once
         for result, block in _parts(value):
             _take_out(build, value, result, block)
         parts = [part for part in _parts(value) if part[0].uses()]
@@ -54,8 +54,8 @@ def _split(graph: ir.Graph, build: Builder, value: ir.Value, axis: int, parts: S
         return
     first = next(node for node in graph if node.outputs[0] in results)
     lengths = [block.end - block.start for _, block in parts]
-    for result, made in zip(results, build.at(first).split(value, lengths, axis), strict=True):
-        build.replace(result, made)
+    for result, piece in zip(results, build.at(first).split(value, lengths, axis), strict=True):
+        build.replace(result, piece)
 
 
 def put_stacks_together(graph: ir.Graph) -> None:

@@ -54,23 +54,26 @@ def alike(one: ir.Value, other: ir.Value, apart: Collection[int] = ()) -> bool:
 
 
 def constant(value: ir.Value | None) -> NDArray[Any] | None:
-    """Return the array of a value that is the same in every run; None for other values."""
+    """Return the array of a value that is the same in every run; None for other values.
+
+    For example, the initializer int64 [3] that a Reshape reads.
+    """
     tensor = None if value is None or value.is_graph_input() else ir.convenience.get_const_tensor(value)
     return None if tensor is None else tensor.numpy()
 
 
 def numbers_of(value: ir.Value | None) -> list[int] | None:
     """Return the integers of a constant with at most one axis; None for any other value."""
-    found = constant(value)
+    array = constant(value)
     return (
-        None if found is None or found.ndim > 1 or found.dtype not in (np.int64, np.int32) else found.ravel().tolist()
+        None if array is None or array.ndim > 1 or array.dtype not in (np.int64, np.int32) else array.ravel().tolist()
     )
 
 
 def scalar_of(value: ir.Value | None) -> float | None:
     """Return the number of a constant with one element; None for any other value."""
-    found = constant(value)
-    return float(found.item()) if found is not None and found.size == 1 else None
+    array = constant(value)
+    return float(array.item()) if array is not None and array.size == 1 else None
 
 
 def is_constant(value: ir.Value | None) -> bool:
@@ -84,7 +87,7 @@ def is_constant(value: ir.Value | None) -> bool:
             continue
         known.add(one)
         node = one.producer()
-        read = [] if node is None else [given for given in node.inputs if given is not None]
+        read = [] if node is None else [entry for entry in node.inputs if entry is not None]
         if not read:
             return False
         left += read
@@ -103,10 +106,10 @@ def order_of(node: ir.Node) -> list[int]:
 
 def slices_of(node: ir.Node) -> dict[int, slice]:
     """Return the ranges that a Slice takes, by axis, e.g. {1: slice(0, 8, 1)}; {} if a bound is no constant."""
-    given = [numbers_of(one) for one in node.inputs[1:]]
-    starts, ends, axes, steps = (*given, *(None,) * 4)[:4]
+    operands = [numbers_of(one) for one in node.inputs[1:]]
+    starts, ends, axes, steps = (*operands, *(None,) * 4)[:4]
     rank = len(sizes_of(node.inputs[0]))
-    if starts is None or ends is None or None in given or not rank:
+    if starts is None or ends is None or None in operands or not rank:
         return {}
     axes, steps = axes or list(range(len(starts))), steps or [1] * len(starts)
     return {axis % rank: slice(*bounds) for axis, *bounds in zip(axes, starts, ends, steps, strict=True)}
@@ -118,8 +121,8 @@ def block_of(value: ir.Value) -> Block | None:
     E.g. Block(1, 0, 8) for the first of two halves of [B, 16]. None for any other value.
     """
     node = value.producer()
-    if node is not None and node.op_type == "Slice" and len(taken := slices_of(node)) == 1:
-        ((axis, which),) = taken.items()
+    if node is not None and node.op_type == "Slice" and len(slices := slices_of(node)) == 1:
+        ((axis, which),) = slices.items()
         start, end, step = which.indices(size_along(node.inputs[0], axis) or 0)
         return Block(axis, start, end) if step == 1 and start < end else None
     if node is not None and node.op_type == "Split":

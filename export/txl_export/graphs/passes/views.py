@@ -102,21 +102,21 @@ class View:
 
 def view_of(value: ir.Value) -> View | None:
     """Return the view of a product that a value is; None if it is none, or an axis has no constant step."""
-    found = _numbers(value)
-    return None if found is None else _view(*found)
+    numbers = _numbers(value)
+    return None if numbers is None else _view(*numbers)
 
 
 def views_of(value: ir.Value) -> Iterator[View]:
     """Yield the view that `view_of` finds; of [6, L, d] also as [2, 3, L, d] and [3, 2, L, d]."""
-    found = _numbers(value)
-    if found is None:
+    numbers_of_view = _numbers(value)
+    if numbers_of_view is None:
         return
-    product, factor, numbers = found
-    taken = [numbers]
+    product, factor, numbers = numbers_of_view
+    views = [numbers]
     if numbers.ndim == 3:
         size = numbers.shape[0]
-        taken += [numbers.reshape(-1, n, *numbers.shape[1:]) for n in range(2, size) if size % n == 0]
-    for one in taken:
+        views += [numbers.reshape(-1, n, *numbers.shape[1:]) for n in range(2, size) if size % n == 0]
+    for one in views:
         if (view := _view(product, factor, one)) is not None:
             yield view
 
@@ -134,15 +134,15 @@ def _view(product: Product, factor: float, numbers: Numbers) -> View | None:
 
 def _steps(numbers: Numbers) -> tuple[Axis, ...] | None:
     """Return the axes along which numbers grow, each with its constant step; None if they do not grow so."""
-    found, known = [], np.array(numbers.flat[0], np.int64)
+    steps, known = [], np.array(numbers.flat[0], np.int64)
     for place, size in enumerate(numbers.shape):
         step = 0 if size == 1 else int(numbers.take(1, place).flat[0]) - int(numbers.flat[0])
         if step:
-            found.append(Axis(place, size, step))
+            steps.append(Axis(place, size, step))
         known = known[..., None] + np.arange(size) * step
-    if any(one.step < 0 for one in found) or not np.array_equal(known, numbers):
+    if any(one.step < 0 for one in steps) or not np.array_equal(known, numbers):
         return None
-    return tuple(sorted(found, key=lambda one: -one.step))
+    return tuple(sorted(steps, key=lambda one: -one.step))
 
 
 def _numbers(value: ir.Value) -> tuple[Product, float, Numbers] | None:
@@ -158,16 +158,16 @@ def _numbers(value: ir.Value) -> tuple[Product, float, Numbers] | None:
     if node.op_type in ("Mul", "Div"):
         for place in (0, 1) if node.op_type == "Mul" else (0,):
             by, of = scalar_of(node.inputs[1 - place]), node.inputs[place]
-            if by and of is not None and len(sizes_of(of)) == len(sizes_of(value)) and (found := _numbers(of)):
-                return found[0], found[1] * (by if node.op_type == "Mul" else 1 / by), found[2]
+            if by and of is not None and len(sizes_of(of)) == len(sizes_of(value)) and (base := _numbers(of)):
+                return base[0], base[1] * (by if node.op_type == "Mul" else 1 / by), base[2]
         return None
     if node.op_type not in MOVING:
         return None
-    found = _numbers(node.inputs[0])
-    if found is None:
+    base = _numbers(node.inputs[0])
+    if base is None:
         return None
-    moved = _moved(node, value, found[2])
-    return None if moved is None else (found[0], found[1], moved)
+    moved = _moved(node, value, base[2])
+    return None if moved is None else (base[0], base[1], moved)
 
 
 def _moved(node: ir.Node, value: ir.Value, numbers: Numbers) -> Numbers | None:
@@ -178,10 +178,10 @@ def _moved(node: ir.Node, value: ir.Value, numbers: Numbers) -> Numbers | None:
         block = block_of(value)
         return None if block is None else numbers.take(np.arange(block.start, block.end), block.axis)
     if node.op_type == "Slice":
-        taken = slices_of(node)
-        if not taken or any(one.step < 1 for one in taken.values()):
+        slices = slices_of(node)
+        if not slices or any(one.step < 1 for one in slices.values()):
             return None
-        return numbers[tuple(taken.get(axis, slice(None)) for axis in range(numbers.ndim))]
+        return numbers[tuple(slices.get(axis, slice(None)) for axis in range(numbers.ndim))]
     shape = _shape(value)
     known = int(np.prod([size for size in shape if size > 0]))
     if shape.count(-1) > 1 or (numbers.size % known if -1 in shape else numbers.size != known):
@@ -199,9 +199,14 @@ def product_of(value: ir.Value) -> Product | None:
             bias, of = node.inputs[1 - place], node.inputs[place]
             if of is None or bias is None or len(sizes_of(bias)) != 1:
                 continue
-            found = product_of(of)
-            if found is not None and found.bias is None and sizes_of(bias) == (found.columns,) and is_constant(bias):
-                return replace(found, bias=bias, result=value)
+            product = product_of(of)
+            if (
+                product is not None
+                and product.bias is None
+                and sizes_of(bias) == (product.columns,)
+                and is_constant(bias)
+            ):
+                return replace(product, bias=bias, result=value)
         return None
     turned = False
     if node.op_type == "Gemm":
@@ -216,8 +221,8 @@ def product_of(value: ir.Value) -> Product | None:
         return None
     if [type(size) for size in sizes_of(weight)] != [int, int]:
         return None
-    found = Product(rows, weight, bias, turned, value)
-    return found if bias is None or (is_constant(bias) and sizes_of(bias) == (found.columns,)) else None
+    product = Product(rows, weight, bias, turned, value)
+    return product if bias is None or (is_constant(bias) and sizes_of(bias) == (product.columns,)) else None
 
 
 def _shape(value: ir.Value) -> tuple[int, ...]:
@@ -236,12 +241,12 @@ def columns_of(build: Builder, view: View) -> tuple[ir.Value, ir.Value | None]:
     for one in view.columns:
         which = (which[:, None] + np.arange(one.size) * one.step).ravel()
     weight = product.weight if product.turned else build.transpose(product.weight, (1, 0))
-    taken = [None if one is None else _taken(build, one, which, product.columns) for one in (weight, product.bias)]
-    assert taken[0] is not None
-    return taken[0], taken[1]
+    parts = [None if one is None else _columns(build, one, which, product.columns) for one in (weight, product.bias)]
+    assert parts[0] is not None
+    return parts[0], parts[1]
 
 
-def _taken(build: Builder, constant: ir.Value, which: NDArray[np.int64], columns: int) -> ir.Value:
+def _columns(build: Builder, constant: ir.Value, which: NDArray[np.int64], columns: int) -> ir.Value:
     first, end = int(which[0]), int(which[-1]) + 1
     if end - first > len(which):
         return build.gather(constant, which, 0)

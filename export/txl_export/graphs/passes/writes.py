@@ -24,25 +24,25 @@ together."""
 
 def join_writes(graph: ir.Graph) -> None:
     """Replace each write whose positions are constant by a Concat or Gather, in place; others stay."""
-    made = Pieces(graph, "write")
+    pieces = Pieces(graph, "write")
     for node in list(graph):
         replaces = node.attributes.get_string("reduction", "none") == "none"
         data, index, new = node.inputs if node.op_type in ("ScatterND", "ScatterElements") and replaces else [None] * 3
         if data is None or index is None or new is None or (places := _places(node, data, index, new)) is None:
             continue
-        made.at(node)
+        pieces.at(node)
         turn = _turn(data) or list(range(len(sizes_of(data))))
         back = np.argsort(turn).tolist()
-        inside = {turn[axis]: found for axis, found in places.items()}
-        written = _written(made, _turned(made, data, back), inside, _turned(made, new, back))
+        inside = {turn[axis]: listed for axis, listed in places.items()}
+        written = _written(pieces, _turned(pieces, data, back), inside, _turned(pieces, new, back))
         if written is None:
             continue
         result = node.outputs[0]
         for user in [use.node for use in result.uses()]:
             if more := _turn(user.outputs[0]):
-                made.at(user).replace(user.outputs[0], _turned(made, written, [turn[axis] for axis in more]))
+                pieces.at(user).replace(user.outputs[0], _turned(pieces, written, [turn[axis] for axis in more]))
         if result.uses() or result.is_graph_output():
-            made.at(node).replace(result, _turned(made, written, turn))
+            pieces.at(node).replace(result, _turned(pieces, written, turn))
 
 
 def _places(node: ir.Node, data: ir.Value, index: ir.Value, new: ir.Value) -> dict[int, list[int]] | None:
@@ -61,17 +61,17 @@ def _places(node: ir.Node, data: ir.Value, index: ir.Value, new: ir.Value) -> di
         whole = alike(data, index, along)
     if not whole:
         return None
-    found = dict[int, list[int]]()
+    places_by_axis = dict[int, list[int]]()
     for axis, coordinates in along.items():
         rows = np.moveaxis(coordinates, axis, 0).reshape(coordinates.shape[axis], -1)
         places, size = rows[:, 0].tolist(), size_along(data, axis)
         if (rows != rows[:, :1]).any():
             return None
         if size is not None and not (opened and axis == 0):
-            found[axis] = [int(place) % size for place in places]
+            places_by_axis[axis] = [int(place) % size for place in places]
         elif not opened or not alike(data, new, {*along} - {0}) or places != list(range(len(places))):
             return None
-    return found
+    return places_by_axis
 
 
 def _index(index: ir.Value) -> tuple[NDArray[np.int64] | None, bool]:
@@ -93,26 +93,26 @@ def _turn(value: ir.Value) -> list[int]:
     return [] if node is None or node.op_type != "Transpose" else order_of(node)
 
 
-def _turned(made: Pieces, value: ir.Value, turn: Sequence[int]) -> ir.Value:
+def _turned(pieces: Pieces, value: ir.Value, turn: Sequence[int]) -> ir.Value:
     """Transpose a value; a Transpose that made the value is merged."""
     node, earlier = value.producer(), _turn(value)
     if node is not None and earlier and node.inputs[0] is not None:
         value, turn = node.inputs[0], [earlier[axis] for axis in turn]
-    return made.transpose(value, turn)
+    return pieces.transpose(value, turn)
 
 
-def _written(made: Pieces, data: ir.Value, places: dict[int, list[int]], new: ir.Value) -> ir.Value | None:
+def _written(pieces: Pieces, data: ir.Value, places: dict[int, list[int]], new: ir.Value) -> ir.Value | None:
     """Write new values at places along one axis; None if places are partial on several axes, or repeated."""
-    partly = [(axis, found) for axis, found in places.items() if found != list(range(size_along(data, axis) or 0))]
+    partly = [(axis, listed) for axis, listed in places.items() if listed != list(range(size_along(data, axis) or 0))]
     if not partly:
         return new
-    (axis, found), *others = partly
+    (axis, listed), *others = partly
     size = size_along(data, axis)
-    if size is None or others or len(set(found)) < len(found):
+    if size is None or others or len(set(listed)) < len(listed):
         return None
-    both, order = [Piece(data, 0, size), Piece(new, 0, len(found))], list(range(size))
-    for number, place in enumerate(found):
+    both, order = [Piece(data, 0, size), Piece(new, 0, len(listed))], list(range(size))
+    for number, place in enumerate(listed):
         order[place] = size + number
     if sum(one + 1 != other for one, other in pairwise(order)) < _PARTS:
-        return made.joined([piece for place in order for piece in cut(both, place, place + 1)], axis)
-    return made.gather(made.joined(both, axis), order, axis)
+        return pieces.joined([piece for place in order for piece in cut(both, place, place + 1)], axis)
+    return pieces.gather(pieces.joined(both, axis), order, axis)

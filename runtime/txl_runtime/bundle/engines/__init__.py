@@ -1,1 +1,1 @@
-"""Engines beside a bundle's graphs: which there are, and the facts that stand beside each."""
+"""Engines in a bundle besides its graphs: finds them, and reads the facts about each."""

@@ -43,14 +43,14 @@ def find_engines(
     Raises:
         BackendError: the bundle has no such engines.
     """
-    found = [
+    engines = [
         EngineFile(name, sidecar, sidecar.identity.as_program())
         for name, sidecar in bundle_engines(bundle)
         if name.startswith(f"engines/{target}/")
     ]
-    rules = {engine.program.update for engine in found}
+    rules = {engine.program.update for engine in engines}
     rule = update or next((rule for rule in usable if rule in rules), usable[0])
-    chosen = [engine for engine in found if engine.program.update == rule]
+    chosen = [engine for engine in engines if engine.program.update == rule]
     if not chosen:
         memory = ", ".join(sorted(rules))
         has = f"has {target} engines of {memory} memory alone" if rules else f"has no {target} engines"

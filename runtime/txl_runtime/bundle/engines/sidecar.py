@@ -83,10 +83,10 @@ def with_weights(program: Program, given: Sequence[GivenWeight]) -> Program:
 
 def distinct(given: Iterable[GivenWeight]) -> dict[Place, GivenWeight]:
     """Return the weights to put on the device by place; of several at one place, the largest."""
-    found: dict[Place, GivenWeight] = {}
+    weights: dict[Place, GivenWeight] = {}
     for weight in given:
-        found[weight.place] = max(weight, found.get(weight.place, weight), key=tensor_bytes)
-    return found
+        weights[weight.place] = max(weight, weights.get(weight.place, weight), key=tensor_bytes)
+    return weights
 
 
 class Identity(Struct, frozen=True, kw_only=True):
@@ -203,8 +203,8 @@ def held_weights(engines: Sequence[Sidecar], weight_bytes: int) -> tuple[int, in
     Args:
         weight_bytes: bytes of the bundle's weights, for engines whose facts lack their own.
     """
-    given = (weight for engine in engines for weight in engine.identity.given)
-    shared = sum(map(tensor_bytes, distinct(given).values()))
+    weights = (weight for engine in engines for weight in engine.identity.given)
+    shared = sum(map(tensor_bytes, distinct(weights).values()))
     own = (weight_bytes if engine.weight_bytes is None else engine.weight_bytes for engine in engines)
     return shared + sum(own), shared
 

@@ -29,14 +29,14 @@ def checked_engines(
         BackendError: there are none, or one was made for a different bundle, library or machine.
         BundleError: a file is missing or altered.
     """
-    found = find_engines(bundle, target, update, usable)
-    for engine in found:
+    engines = find_engines(bundle, target, update, usable)
+    for engine in engines:
         check_identity(bundle, engine, version, target)
         bundle.check(engine.name)
         if bundle.manifest.files[engine.name].sha256 != engine.sidecar.sha256:
             advice = f"txl-deploy build {bundle.path} --target {target} --force"
             raise BundleError(f"{bundle.file(engine.name)}: is not the file that its sidecar describes; {advice}")
-    return found
+    return engines
 
 
 def check_identity(bundle: Bundle, engine: EngineFile, version: str, target: Target) -> None:
@@ -47,22 +47,22 @@ def check_identity(bundle: Bundle, engine: EngineFile, version: str, target: Tar
     Raises:
         BackendError: the engine differs; the message names every difference.
     """
-    found, files = engine.sidecar.identity, bundle.manifest.files
+    identity, files = engine.sidecar.identity, bundle.manifest.files
     whole = {program.name: program.file for program in bundle.manifest.programs if not program.open_batch}
-    graph = files.get(whole.get(found.program, ""))  # None if the engine was built from a composed graph
+    graph = files.get(whole.get(identity.program, ""))  # None if the engine was built from a composed graph
     wanted = msgspec.structs.replace(
-        found,
+        identity,
         flavour=FLAVOURS[target],
         version=version,
         platform=platform_name() if target == "tensorrt" else ANYWHERE,
         precision=bundle.manifest.precision,
-        device=found.device if found.device is None else gpu_model(),
-        onnx=found.onnx if graph is None else graph.sha256,
-        weights={name: files[name].sha256 for name in found.weights if name in files},
+        device=identity.device if identity.device is None else gpu_model(),
+        onnx=identity.onnx if graph is None else graph.sha256,
+        weights={name: files[name].sha256 for name in identity.weights if name in files},
     )
-    reasons = differences(found, wanted)
-    if target != "cuda" and found.device is None:
-        reasons += _unfit_for(found.compute_capabilities)
+    reasons = differences(identity, wanted)
+    if target != "cuda" and identity.device is None:
+        reasons += _unfit_for(identity.compute_capabilities)
     if reasons:
         raise BackendError(
             f"{bundle.path / engine.name}: {'; '.join(reasons)}; "
@@ -71,8 +71,8 @@ def check_identity(bundle: Bundle, engine: EngineFile, version: str, target: Tar
 
 
 def _unfit_for(built_for: Sequence[int]) -> list[str]:
-    found = re.search(r"SM (\d+)$", gpu_name() or "")
-    here = int(found[1]) if found else None
+    match = re.search(r"SM (\d+)$", gpu_name() or "")
+    here = int(match[1]) if match else None
     if here is None or (here in built_for if built_for else here >= DEFAULT_GPUS):
         return []
     listed = f"SM {', '.join(map(str, built_for))}" if built_for else f"SM {DEFAULT_GPUS} and newer"

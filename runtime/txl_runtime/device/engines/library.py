@@ -63,8 +63,8 @@ class Journal:
 
     def complaints(self) -> str:
         """Return all errors as one line, "" for none; a long one is cut to its end, where the cause stands."""
-        said = " ".join(self.errors)
-        return " ".join(said.split())[-LONGEST:]
+        text = " ".join(self.errors)
+        return " ".join(text.split())[-LONGEST:]
 
 
 class Library:
@@ -102,9 +102,9 @@ class Library:
         except TxlError:
             raise
         except Exception as error:
-            said = " ".join(part for part in (one_line(error), self.journal.complaints()) if part)
+            text = " ".join(part for part in (one_line(error), self.journal.complaints()) if part)
             raise BackendError(
-                f"{what}: {self.title} failed ({said}), expected it to work; see whether it fits this GPU's driver"
+                f"{what}: {self.title} failed ({text}), expected it to work; see whether it fits this GPU's driver"
             ) from error
 
     def header_problems(self, runtime: Any, engine_bytes: Any) -> list[str] | None:
@@ -126,13 +126,13 @@ class Library:
 
     def bindings(self, engine: Any) -> tuple[list[Binding], list[Binding]]:
         """Return the inputs and outputs of a loaded engine."""
-        found: list[tuple[str, Binding]] = []
+        bindings: list[tuple[str, Binding]] = []
         for index in range(engine.num_io_tensors):
             name = engine.get_tensor_name(index)
             mode, dtype = engine.get_tensor_mode(name), engine.get_tensor_dtype(name)
             shape = tuple(int(size) for size in engine.get_tensor_shape(name))
-            found.append((mode.name, Binding(str(name), DTYPES.get(dtype.name, dtype.name), shape)))
-        inputs, outputs = ([binding for side, binding in found if side == wanted] for wanted in ("INPUT", "OUTPUT"))
+            bindings.append((mode.name, Binding(str(name), DTYPES.get(dtype.name, dtype.name), shape)))
+        inputs, outputs = ([binding for side, binding in bindings if side == wanted] for wanted in ("INPUT", "OUTPUT"))
         return inputs, outputs
 
 

@@ -73,8 +73,8 @@ def find_facts(target: Compiled, version: str) -> LibraryFeatures:
     Raises:
         BackendError: the version is older than the oldest row.
     """
-    found = re.match(r"(\d+)\.(\d+)", version)
-    number = (int(found[1]), int(found[2])) if found else (0, 0)
+    match = re.match(r"(\d+)\.(\d+)", version)
+    number = (int(match[1]), int(match[2])) if match else (0, 0)
     rows = [row for row in FACTS if row.target == target]
     fitting = [row for row in rows if row.since <= number]
     if not fitting:

@@ -51,9 +51,9 @@ def load_engines(bundle: Bundle, library: Library, device: Device, update: str |
             cache = _Cache(bundle, engine) if library.facts.portable else None
             kernels = None if cache is None else cache.read()
             plan = bundle.read(engine.name)  # these hashed bytes are loaded, not the file by its path
-            made, path = engine.sidecar.identity, str(bundle.file(engine.name))
+            identity, path = engine.sidecar.identity, str(bundle.file(engine.name))
             sidecars.append(engine.sidecar)
-            executables.append(runtime.load(path, plan, engine.program, kernels, made.given_memory, made.given))
+            executables.append(runtime.load(path, plan, engine.program, kernels, identity.given_memory, identity.given))
             if cache is not None:
                 unsaved[engine.program.name] = executables[-1], cache
         give_weights(executables, bundle, device, queue)
@@ -73,8 +73,8 @@ def load_engines(bundle: Bundle, library: Library, device: Device, update: str |
 
     description = f"{library.title} on {device.title}"
     if alone := [item.program.name for item in executables if not item.recordable]:
-        said = f"{', '.join(alone[:3])}{' …' if len(alone) > 3 else ''}"
-        description += f"; {len(alone)} engines were built in an older way and record themselves: {said}"
+        names = f"{', '.join(alone[:3])}{' …' if len(alone) > 3 else ''}"
+        description += f"; {len(alone)} engines were built in an older way and record themselves: {names}"
     backend = DeviceBackend(library.target, description, device, queue, executables, settled=settled)
     if rounding := sidecars[0].identity.rounding:
         backend.precision, backend.reached = rounding, sidecars[0].reached
@@ -96,9 +96,9 @@ def give_workspace(executables: Sequence[EngineExecutable], device: Device) -> N
 
 def give_weights(executables: Sequence[EngineExecutable], bundle: Bundle, device: Device, queue: Queue) -> None:
     """Put the weights that engines take as inputs on the device, as `SharedWeights`, and raise its errors."""
-    if given := [weight for executable in executables for weight in executable.given]:
+    if needed := [weight for executable in executables for weight in executable.given]:
         try:
-            weights = SharedWeights(bundle, given, device, queue)
+            weights = SharedWeights(bundle, needed, device, queue)
         except BaseException:
             queue.settle()  # after an interrupt the memory is freed, so the work that writes it has to end first
             raise

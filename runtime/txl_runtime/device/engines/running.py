@@ -76,15 +76,15 @@ class EngineRuntime:
             problems = library.header_problems(runtime, data)
             if problems is not None:
                 reasons = ", ".join(REASONS.get(problem, problem) for problem in problems)
-                told = reasons or "no usable CUDA driver was found"
-                raise BundleError(f"{name}: {library.title} cannot run it: {told}; {advice}")
+                why = reasons or "no usable CUDA driver was found"
+                raise BundleError(f"{name}: {library.title} cannot run it: {why}; {advice}")
             engine = runtime.deserialize_cuda_engine(data)
             if engine is None:
                 raise BundleError(f"{name}: {library.title} cannot load it ({self.said()}); {advice}")
             check_bindings(name, *library.bindings(engine), with_weights(program, given), advice)
             outputs = [spec.name for spec in program.outputs if library.facts.ring]
-            found = {output: engine.get_aliased_input_tensor(output) for output in outputs}
-            in_place = {output: str(shared) for output, shared in found.items() if shared}
+            aliases = {output: engine.get_aliased_input_tensor(output) for output in outputs}
+            in_place = {output: str(shared) for output, shared in aliases.items() if shared}
             return EngineExecutable(library, engine, program, in_place, cache, given_memory, given)
 
     def said(self) -> str:
@@ -143,14 +143,14 @@ class EngineExecutable(Executable):
     def _resume(self, cache: Any, kernels: bytes) -> bool:
         """Give the library kept kernels; return False if it refuses them, as for a different version, GPU or driver."""
         try:
-            taken = bool(cache.deserialize(kernels))
-            said = self._library.journal.complaints()
+            accepted = bool(cache.deserialize(kernels))
+            complaints = self._library.journal.complaints()
         except Exception as error:  # an exception of the bindings counts as a refusal
-            taken, said = False, one_line(error)
-        if not taken:
-            name, because = self.program.name, f" ({said})" if said else ""
+            accepted, complaints = False, one_line(error)
+        if not accepted:
+            name, because = self.program.name, f" ({complaints})" if complaints else ""
             logger.info("%s: kept kernels do not fit this GPU and driver%s, they are compiled again", name, because)
-        return taken
+        return accepted
 
     def prepare(self, addresses: Mapping[str, int], queue: Queue) -> Launch:
         with self._library.speaking(self.program.name):
@@ -189,12 +189,14 @@ class EngineExecutable(Executable):
         def launch() -> None:
             forget()
             try:
-                done, said = context.execute_async_v3(handle), ""
+                done, complaints = context.execute_async_v3(handle), ""
             except Exception as error:  # an exception of the bindings
-                done, said = False, one_line(error)
+                done, complaints = False, one_line(error)
             if not done:
-                said = " ".join(part for part in (library.journal.complaints(), said) if part)
-                raise BackendError(f"{name}: {library.title} failed ({said}), expected it to run; load the model again")
+                complaints = " ".join(part for part in (library.journal.complaints(), complaints) if part)
+                raise BackendError(
+                    f"{name}: {library.title} failed ({complaints}), expected it to run; load the model again"
+                )
 
         return launch
 

@@ -38,7 +38,7 @@ static struct operands kept(const struct txl_model *m, const struct layer *layer
     return o;
 }
 
-/* The part of these that a long segment sees, in the format that it multiplies, in the thread's memory. */
+/* The part of them that a long segment sees, copied to the thread's memory in the format of its products. */
 static struct operands widened(const struct txl_model *m, const struct operands *o, const struct attention *a,
                                struct workspace *work) {
     enum format format = wide_format(m);

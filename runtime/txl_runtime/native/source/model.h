@@ -1,4 +1,4 @@
-/* A Transformer-XL's weights, laid out for this step, and what it works in. */
+/* A Transformer-XL's weights, laid out for this step, and the step's working memory. */
 #ifndef TXL_MODEL_H
 #define TXL_MODEL_H
 

@@ -13,7 +13,7 @@ ALWAYS vec load(const char *at, enum format format) {
     return v_load((const float *)at);
 }
 
-/* In all that follows, rows, panels and format are constants where a function is called. */
+/* In the functions below, every caller passes constants for rows, panels and format. */
 
 /* sums[r · panels + p] += row r · panel p, of floats. */
 ALWAYS void sum_floats(int rows, int panels, enum format format, const char *x, size_t x_pitch, const char *values,

@@ -1,4 +1,4 @@
-/* Computed row by row: layer norms, activations, the softmax. */
+/* Layer norms, activations and the softmax, computed row by row. */
 #ifndef TXL_ROWS_H
 #define TXL_ROWS_H
 

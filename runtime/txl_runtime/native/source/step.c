@@ -11,7 +11,7 @@
 
 enum { GROUP = 128 }; /* rows that are computed together, unless one sequence has more */
 
-/* Products from which on threads share a step: fewer take less time than the threads' meetings. */
+/* Number of products from which threads share a step: fewer take less time than synchronising the threads. */
 #ifndef TXL_SHARED
 #define TXL_SHARED (1 << 21)
 #endif
@@ -116,7 +116,7 @@ static void product(struct workspace *work, const struct product *p, const float
     multiply(&in, &p->matrix, p->in, first, last, y, y_pitch, 0, cut);
 }
 
-/* y = x · w, and what follows it, for a thread's part of the columns. */
+/* y = x · w, then bias and activation, for a thread's part of the columns. */
 static void compute(const struct job *job, int thread, const struct product *p, const float *x, float *y,
                     int activation) {
     struct txl_model *m = job->m;

@@ -63,7 +63,7 @@ class _Follow:
         self._graph(graph)
 
     def kinds(self) -> Kinds:
-        """Return the result for `read_axes`."""
+        """Return the facts about the axes of inputs and outputs, as `read_axes` returns them."""
         kinds, roots = Kinds(), {label: {*map(self._root, axes)} for label, axes in self._labels.items()}
         strong = {root for kind in KINDS for root in roots.get(kind, ())}
         weak = {"positions": strong | roots.get("weak sequences", set()), "sequences": strong}
@@ -119,10 +119,10 @@ class _Follow:
                         if dims := self._known.get(value) or self._of(end):
                             self._known[value] = dims
             elif (node.domain in ("", "ai.onnx") or node.op_type in WHOLE) and node.op_type not in _OTHERS:
-                given = [self._of(value) for value in node.inputs]
+                inputs = [self._of(value) for value in node.inputs]
                 with contextlib.suppress(Exception):  # a node whose parts do not fit together yields nothing
-                    if given[0] is not None:
-                        results = _RULES.get(node.op_type, _Follow._same)(self, node, given)
+                    if inputs[0] is not None:
+                        results = _RULES.get(node.op_type, _Follow._same)(self, node, inputs)
                         if max(map(len, results)) <= MOST_AXES:  # a malicious Gather can double them
                             self._known.update(zip(node.outputs, results, strict=False))
 
@@ -132,20 +132,20 @@ class _Follow:
             return None if value is None else self._known.get(value)
         return [(size, ()) for size in value.const_value.shape.numpy()]
 
-    def _same(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
+    def _same(self, node: ir.Node, inputs: Sequence[Any]) -> list[Dims]:
         """Handle elementwise operators, which broadcast; a normalisation has the axes of its first input."""
-        known = [dims for dims in given[: 1 if "Normalization" in node.op_type else None] if dims is not None]
+        known = [dims for dims in inputs[: 1 if "Normalization" in node.op_type else None] if dims is not None]
         result: Dims = [(1, ())] * max(map(len, known))
         for dims in known:
             for axis in range(1, len(dims) + 1):
                 result[-axis] = self._join(result[-axis], dims[-axis])
         return [result] * len(node.outputs)
 
-    def _recurrence(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
-        x, weight, late = given[0], given[1] or [(None, ())] * 3, node.attributes.get_int("layout", 0) or 0
+    def _recurrence(self, node: ir.Node, inputs: Sequence[Any]) -> list[Dims]:
+        x, weight, late = inputs[0], inputs[1] or [(None, ())] * 3, node.attributes.get_int("layout", 0) or 0
         time, batch = x[late], x[1 - late]
         self._fix(x[2], weight[2][0])
-        for start in filter(None, given[5:7]):
+        for start in filter(None, inputs[5:7]):
             batch = self._join(batch, start[1 - late])
         if node.attributes.get_string("direction", "forward") == "forward":
             self._label("positions", time)
@@ -154,24 +154,24 @@ class _Follow:
         last = [batch, ways, size] if late else [ways, batch, size]
         return [[batch, time, ways, size] if late else [time, ways, batch, size], last, last]
 
-    def _carried(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
+    def _carried(self, node: ir.Node, inputs: Sequence[Any]) -> list[Dims]:
         """Handle LinearAttention of x [B, L, numbers] and CausalConvWithState of x [B, channels, L]."""
-        attention, x = node.op_type == "LinearAttention", [*given[0]]
-        for dims in filter(None, given[1:] if attention else given[3:]):
+        attention, x = node.op_type == "LinearAttention", [*inputs[0]]
+        for dims in filter(None, inputs[1:] if attention else inputs[3:]):
             x[0] = self._join(x[0], dims[0])
             if attention and len(dims) == 3:
                 x[1] = self._join(x[1], dims[1])
         self._label("sequences", x[0])
         self._label("positions", x[1 if attention else 2])
-        return [[*x[:2], (None, ())] if attention else x, *([x[0], *past[1:]] for past in given[3:4] if past)]
+        return [[*x[:2], (None, ())] if attention else x, *([x[0], *past[1:]] for past in inputs[3:4] if past)]
 
-    def _convolution(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
+    def _convolution(self, node: ir.Node, inputs: Sequence[Any]) -> list[Dims]:
         """Handle a convolution, which is weak evidence: its axis may be frames cut from samples, or frequency bands."""
-        x, channels = given[0], given[0][1]
+        x, channels = inputs[0], inputs[0][1]
         steps = [*node.attributes.get_ints("strides", ())] or [1] * (len(x) - 2)
         if node.op_type.startswith("Conv"):
             group, turned = node.attributes.get_int("group", 1) or 1, node.op_type == "ConvTranspose"
-            ends = given[1][0][0], given[1][1][0] * group
+            ends = inputs[1][0][0], inputs[1][1][0] * group
             self._fix(channels, ends[0] if turned else ends[1])
             channels = ends[1] if turned else ends[0], ()
             self._label("weak sequences", x[0])
@@ -181,13 +181,13 @@ class _Follow:
             [x[0], channels, *((None, dim[1] if step == 1 else ()) for dim, step in zip(x[2:], steps, strict=False))]
         ]
 
-    def _sum(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
+    def _sum(self, node: ir.Node, inputs: Sequence[Any]) -> list[Dims]:
         """Handle CumSum: it runs along positions (weak evidence)."""
-        self._label("weak positions", given[0][(numbers(node.inputs[1]) or [])[0]])
-        return [given[0]]
+        self._label("weak positions", inputs[0][(numbers(node.inputs[1]) or [])[0]])
+        return [inputs[0]]
 
-    def _product(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
-        a, b = given[0], given[1]
+    def _product(self, node: ir.Node, inputs: Sequence[Any]) -> list[Dims]:
+        a, b = inputs[0], inputs[1]
         if node.op_type == "Gemm":
             a, b = (
                 dims[::-1] if node.attributes.get_int(turned, 0) else dims
@@ -200,12 +200,12 @@ class _Follow:
         outer = self._same(node, [a[:-2], b[:-2]])[0] if len(a) + len(b) > 4 else []
         return [[*outer, a[-2], b[-1]]]
 
-    def _turned(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
-        order = [*node.attributes.get_ints("perm", ())] or [*range(len(given[0]))][::-1]
-        return [[given[0][at] for at in order]]
+    def _turned(self, node: ir.Node, inputs: Sequence[Any]) -> list[Dims]:
+        order = [*node.attributes.get_ints("perm", ())] or [*range(len(inputs[0]))][::-1]
+        return [[inputs[0][at] for at in order]]
 
-    def _squeezed(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
-        dims, axes = [*given[0]], _axes(node)
+    def _squeezed(self, node: ir.Node, inputs: Sequence[Any]) -> list[Dims]:
+        dims, axes = [*inputs[0]], _axes(node)
         if node.op_type == "Unsqueeze":
             for axis in sorted(at % (len(dims) + len(axes)) for at in axes):
                 dims.insert(axis, (1, ()))
@@ -213,22 +213,22 @@ class _Follow:
         gone = {axis % len(dims) for axis in axes} or {at for at, dim in enumerate(dims) if dim[0] == 1}
         return [[dim for at, dim in enumerate(dims) if at not in gone]]
 
-    def _reduced(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
-        dims, kept = given[0], node.attributes.get_int("keepdims", 1)
+    def _reduced(self, node: ir.Node, inputs: Sequence[Any]) -> list[Dims]:
+        dims, keepdims = inputs[0], node.attributes.get_int("keepdims", 1)
         gone = {axis % len(dims) for axis in _axes(node) or range(len(dims))}
-        return [[(1, ()) if at in gone else dim for at, dim in enumerate(dims) if kept or at not in gone]]
+        return [[(1, ()) if at in gone else dim for at, dim in enumerate(dims) if keepdims or at not in gone]]
 
-    def _joined(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
+    def _joined(self, node: ir.Node, inputs: Sequence[Any]) -> list[Dims]:
         """Handle Concat: the joined axis continues the last part's, because new positions follow a cache."""
-        known = [dims for dims in given if dims]
+        known = [dims for dims in inputs if dims]
         along = (node.attributes.get_int("axis", 0) or 0) % len(known[0])
         apart = [[dim for at, dim in enumerate(dims) if at != along] for dims in known]
         (result,) = self._same(node, apart)
         return [[*result[:along], (None, known[-1][along][1]), *result[along:]]]
 
-    def _cut(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
+    def _cut(self, node: ir.Node, inputs: Sequence[Any]) -> list[Dims]:
         """Handle operators that change the size of some axes."""
-        dims, axes = [*given[0]], [node.attributes.get_int("axis", 0) or 0]
+        dims, axes = [*inputs[0]], [node.attributes.get_int("axis", 0) or 0]
         if node.op_type == "Slice":
             starts, axes = (numbers((*node.inputs, None, None, None)[at]) or [] for at in (1, 3))
             axes = axes or [*range(len(starts or dims))]
@@ -239,34 +239,34 @@ class _Follow:
             dims[axis] = None, dims[axis][1]
         return [dims] * len(node.outputs)
 
-    def _gathered(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
-        dims, places, axis = given[0], given[1], (node.attributes.get_int("axis", 0) or 0) % len(given[0])
+    def _gathered(self, node: ir.Node, inputs: Sequence[Any]) -> list[Dims]:
+        dims, places, axis = inputs[0], inputs[1], (node.attributes.get_int("axis", 0) or 0) % len(inputs[0])
         return [[*dims[:axis], *places, *dims[axis + 1 :]]]
 
-    def _reshaped(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
+    def _reshaped(self, node: ir.Node, inputs: Sequence[Any]) -> list[Dims]:
         """Handle Reshape: [8, 1, 10] to [-1, 10] merges axes, which a later Reshape to [8, 1, 2] splits."""
-        dims, target = given[0], numbers(node.inputs[1]) or []
+        dims, target = inputs[0], numbers(node.inputs[1]) or []
         apart = [[(self._own[axis], (axis,)) for axis in dim[1]] if len(dim[1]) > 1 else [dim] for dim in dims]
         units = [unit for each in apart for unit in each]
         wanted = [dims[at][0] if size == 0 else size for at, size in enumerate(target)]
-        front = _taken(wanted, units)
+        front = _first_sizes(wanted, units)
         units.reverse()
-        behind = _taken(wanted[len(front) :][::-1], units)[::-1]
+        behind = _first_sizes(wanted[len(front) :][::-1], units)[::-1]
         left = len(wanted) - len(front) - len(behind)
         middle = [(None, _axes_of(units[::-1]))] if left == 1 else [(None, ())] * left
         return [[*front, *middle, *behind]] if target else []
 
 
-def _taken(wanted: Sequence[Any], units: Dims) -> Dims:
+def _first_sizes(wanted: Sequence[Any], units: Dims) -> Dims:
     """Match the first sizes of a Reshape with axes up to one that is unclear; remove these axes from `units`."""
-    found = Dims()
+    dims = Dims()
     for size in wanted:
         count = next((n for n in range(1, len(units) + 1) if _size(units[:n]) == size), 0)
         if size in (-1, None) or not (count or size == 1):
             break
-        found.append((size, _axes_of([unit for unit in units[:count] if count == 1 or unit[0] != 1])))
+        dims.append((size, _axes_of([unit for unit in units[:count] if count == 1 or unit[0] != 1])))
         del units[:count]
-    return found
+    return dims
 
 
 def _size(units: Sequence[Dim]) -> Any:

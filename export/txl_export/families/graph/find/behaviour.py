@@ -19,7 +19,9 @@ STEPS = 256
 SECONDS = 4.0
 """Seconds of processor time for following changes of all states."""
 TOLD = 1e-6
-"""Results differ if they are further apart than this, relative to the largest number; it is above rounding."""
+"""Results count as different if they are further apart than this, relative to the largest number; rounding stays below
+it.
+"""
 
 
 @dataclass(frozen=True)
@@ -76,33 +78,33 @@ class Behaviour:
         self._returned = {state.output for state in states}
 
     def axes(self) -> Axes:
-        """Find the axes of sequences and positions: by nodes, else by names of open sizes, else axis 0.
+        """Find the axes of sequences and positions: from nodes, otherwise from names of open sizes, otherwise axis 0.
 
         Raises:
             EndedError: see `Runner.run`.
         """
-        found, sizes, roles = Axes(), self._inputs.sizes, self._inputs.roles
+        result, sizes, roles = Axes(), self._inputs.sizes, self._inputs.roles
         batch, segment = ([name for name, role in roles.items() if role == kind] for kind in ("batch", "segment"))
         if segment:
             length = sizes[segment[0]]
             moving = {n: self._moving(segment, n) for n in sorted({1, length, length + 1, 2 * length})}
-            found.lengths = [n for n, axes in moving.items() if axes is not None]
-            found.segment = moving[length + 1] or moving[2 * length] or {}
+            result.lengths = [n for n, axes in moving.items() if axes is not None]
+            result.segment = moving[length + 1] or moving[2 * length] or {}
         kinds, shapes = self._inputs.structure.kinds, self._shapes()
-        found.segment = (found.segment or self._fixed(kinds.positions)) | dict(self._inputs.told)
+        result.segment = (result.segment or self._fixed(kinds.positions)) | dict(self._inputs.told)
         if batch:
             count = sizes[batch[0]]
-            found.batch = self._moving(batch, count + 1) or {}
+            result.batch = self._moving(batch, count + 1) or {}
         else:
             spread = self._fixed(kinds.sequences)
-            count = next((shapes[name][axis] for name, axis in spread.items()), 0) or self._common(found.segment)
+            count = next((shapes[name][axis] for name, axis in spread.items()), 0) or self._common(result.segment)
             if count > 1:
-                found.batch = spread or {name: 0 for name in self._data() if found.segment.get(name) != 0}
-        found.sequences = None if batch and found.batch else count
-        if count > 1 and found.batch:
-            self._sequences(found, count)
-        found.positions = self._come_back(found) | dict(self._inputs.told)
-        return found
+                result.batch = spread or {name: 0 for name in self._data() if result.segment.get(name) != 0}
+        result.sequences = None if batch and result.batch else count
+        if count > 1 and result.batch:
+            self._sequences(result, count)
+        result.positions = self._come_back(result) | dict(self._inputs.told)
+        return result
 
     def lasting(self, told: Callable[[], None]) -> Iterable[Lasting]:
         """Yield for each state how long a change of it lasts; nothing if a state grows. Calls `told` after each state.
@@ -130,10 +132,10 @@ class Behaviour:
         return {name: self._given[name].shape for name in self._data()} | results
 
     def _fixed(self, places: Mapping[str, int]) -> dict[str, int]:
-        """Return those of `places` that are axes of data or results, if all have one size; else {}."""
+        """Return the entries of `places` for data and results, if all these axes have one size; otherwise {}."""
         shapes = self._shapes()
-        found = {name: places[name] for name in shapes if name in places}
-        return found if len({shapes[name][axis] for name, axis in found.items()}) == 1 else {}
+        batch_axes = {name: places[name] for name in shapes if name in places}
+        return batch_axes if len({shapes[name][axis] for name, axis in batch_axes.items()}) == 1 else {}
 
     def _common(self, segment: Mapping[str, int]) -> int:
         """Return the number of sequences if neither a node nor a name shows it: the common first size of data and
@@ -161,7 +163,7 @@ class Behaviour:
                 ones = [axis for axis in others if shape[axis] == 1]
                 for axis in ones[-1:] or (others if len(others) == 1 else ()):
                     size = shape[axis : axis + 1]
-                    results = [one for one, found in self._first.items() if found.shape[axis : axis + 1] == size]
+                    results = [one for one, array in self._first.items() if array.shape[axis : axis + 1] == size]
                     places = {one: axis for one in (name, *results) if one not in inner}
         counts = {arrays[name].shape[axis] for name, axis in places.items()}
         return places if len(counts) == 1 and places.keys() & self._first.keys() else {}
@@ -169,8 +171,8 @@ class Behaviour:
     def _moving(self, symbols: Sequence[str], size: int) -> dict[str, int] | None:
         """Return the axes whose sizes change if symbols get this size; None if the graph does not run with it."""
         try:
-            given = self._inputs.draw(0, dict.fromkeys(symbols, size))
-            arrays, before = {**given, **self._runner.run(given)}, {**self._given, **self._first}
+            inputs = self._inputs.draw(0, dict.fromkeys(symbols, size))
+            arrays, before = {**inputs, **self._runner.run(inputs)}, {**self._given, **self._first}
         except RunError:
             return None
         sizes = {name: enumerate(zip(one.shape, before[name].shape, strict=False)) for name, one in arrays.items()}
@@ -190,34 +192,34 @@ class Behaviour:
         before, now, at = self._first[output], after[output], (slice(None),) * axis + (slice(1, None),)
         return axis >= before.ndim or before.shape != now.shape or _differ(before[at], now[at])
 
-    def _sequences(self, found: Axes, count: int) -> None:
+    def _sequences(self, axes: Axes, count: int) -> None:
         """Record whether the first sequence influences the others, and through which inputs."""
         alike = self._inputs.structure.kinds.alike
-        roots = {alike[place] for place in found.batch.items() if place in alike}
+        roots = {alike[place] for place in axes.batch.items() if place in alike}
         for state in self._states:
             places = [axis for axis, size in enumerate(self._given[state.input].shape) if size == count]
-            if places and state.input not in found.batch:
+            if places and state.input not in axes.batch:
                 own = [axis for axis in places if alike.get((state.input, axis)) in roots]
-                found.batch[state.input] = found.batch[state.output] = [*own, *places][0]
+                axes.batch[state.input] = axes.batch[state.output] = [*own, *places][0]
         for name, shape in self._shapes().items():
-            if name in self._first and shape[:1] == (count,) and found.segment.get(name) != 0:
-                found.batch.setdefault(name, 0)
+            if name in self._first and shape[:1] == (count,) and axes.segment.get(name) != 0:
+                axes.batch.setdefault(name, 0)
         fed = {state.input for state in self._states} | {*self._data()}
-        tried = {name: self._changed(name, axis) for name, axis in found.batch.items() if name in fed}
-        found.reaching = [
+        tried = {name: self._changed(name, axis) for name, axis in axes.batch.items() if name in fed}
+        axes.reaching = [
             name
             for name, after in tried.items()
-            if any(self._reached(after, each, found.batch[each]) for each in after.keys() & found.batch.keys())
+            if any(self._reached(after, each, axes.batch[each]) for each in after.keys() & axes.batch.keys())
         ]
-        found.independent = not found.reaching if tried else None
+        axes.independent = not axes.reaching if tried else None
 
     # ---- chains
 
     def _follow(self, state: State, end: float) -> Lasting:
         """Follow a change for at most `STEPS` runs, or until `end` seconds of processor time are left."""
-        given = {each.input: self._given[each.input] for each in self._states}
+        arrays = {each.input: self._given[each.input] for each in self._states}
         name, runs, followed, itself = state.input, 0, 0, True
-        held = [given, {**given, name: other_than(given[name], self._inputs.draw(1)[name])}]
+        held = [arrays, {**arrays, name: other_than(arrays[name], self._inputs.draw(1)[name])}]
         while followed < STEPS and (self._runner.seconds_left > end or not followed):
             feeds = self._inputs.draw(100 + followed)
             try:
@@ -231,7 +233,7 @@ class Behaviour:
                 runs = followed
             held = [{each.input: result[each.output] for each in self._states} for result in results]
             itself = _differ(*(states[name] for states in held))
-            if not any(_differ(held[0][each], held[1][each]) for each in given):
+            if not any(_differ(held[0][each], held[1][each]) for each in arrays):
                 break
         return Lasting(name, runs, followed, itself)
 

@@ -26,7 +26,7 @@ DATA = frozenset(
     )
 )
 LAYERS = frozenset(("hidden", "states"))
-"""Words that together name what a layer hands to the next layer: hardly a state between calls."""
+"""Words that together name the result of a layer for the next layer, which is hardly a state between calls."""
 _CACHES = re.compile(r"(past|present)_?key_?values")
 """Names of decoders' caches, e.g. past_key_values, whose counterpart may be called only "past" or "present"."""
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")

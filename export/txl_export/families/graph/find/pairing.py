@@ -86,8 +86,8 @@ def pair(inputs: Inputs, runner: Runner, said: Mapping[str, str] | None = None) 
 class _Pairing:
     """The possible pairs, and those that are chosen."""
 
-    def __init__(self, inputs: Inputs, runner: Runner, said: Mapping[str, str]) -> None:
-        self._inputs, self._runner, self._said = inputs, runner, said
+    def __init__(self, inputs: Inputs, runner: Runner, stated: Mapping[str, str]) -> None:
+        self._inputs, self._runner, self._stated = inputs, runner, stated
         self._given, self._first, self._other = inputs.given, inputs.first, inputs.draw(1)
         self._ports = {port.name: port for port in inputs.foreign.inputs}
         alike = defaultdict[tuple[str, int], list[str]](list)
@@ -97,23 +97,23 @@ class _Pairing:
         if len(pairs) > MOST_PAIRS:
             raise RunError(f"{len(pairs)} pairs of inputs and outputs fit, expected at most {MOST_PAIRS}")
         self._grown = {pair: axes for pair in pairs if (axes := self._fits(*pair)) is not None}
-        self._taken = {name: output for name, output in said.items() if output}
+        self._paired = {name: output for name, output in stated.items() if output}
 
     def decide(self) -> Paired:
         """Return the result for `pair`."""
-        found, carried = dict.fromkeys(self._taken, "said"), self._inputs.structure.carried
+        reasons, carried = dict.fromkeys(self._paired, "said"), self._inputs.structure.carried
         alike = {pair: likeness(*pair) for pair in self._free(self._grown)}
         recurrent = {pair: how for pair, how in alike.items() if pair[0] in carried.get(pair[1], ())}
-        self._taken |= (chosen := _best(recurrent))
-        found |= dict.fromkeys(chosen, "recurrent")
+        self._paired |= (chosen := _best(recurrent))
+        reasons |= dict.fromkeys(chosen, "recurrent")
         named = _best({pair: alike[pair] for pair in self._free(alike) if alike[pair]})
-        self._taken |= (chosen := self._shown(named))
-        found |= dict.fromkeys(chosen, "named")
+        self._paired |= (chosen := self._shown(named))
+        reasons |= dict.fromkeys(chosen, "named")
         result = Paired()
         for name, port in self._ports.items():
-            if name in found:
-                grows = next(iter(self._grown.get((name, self._taken[name]), [])), None)
-                result.states.append(State(name, self._taken[name], port.shape, port.dtype, found[name], grows))
+            if name in reasons:
+                grows = next(iter(self._grown.get((name, self._paired[name]), [])), None)
+                result.states.append(State(name, self._paired[name], port.shape, port.dtype, reasons[name], grows))
         left = defaultdict[str, list[str]](list)
         for name, output in self._free(self._grown):
             left[name].append(output)
@@ -126,20 +126,22 @@ class _Pairing:
         result.undecided = [Undecided(name, tuple(outputs), tried.get(name, "")) for name, outputs in asked.items()]
         return result
 
-    def _fits(self, given: str, returned: str) -> list[int] | None:
+    def _fits(self, port_name: str, returned: str) -> list[int] | None:
         """Compare shapes: [] if an output has the input's shape, [axis] if it is longer along one open axis.
 
         None of any other shape, because the output then cannot be the input's next value.
         """
-        array, found, port = self._given[given], self._first[returned], self._ports[given]
-        unlike = [axis for axis, (a, b) in enumerate(zip(array.shape, found.shape, strict=True)) if a != b]
-        grows = [axis for axis in unlike if isinstance(port.shape[axis], str) and found.shape[axis] > array.shape[axis]]
+        array, result, port = self._given[port_name], self._first[returned], self._ports[port_name]
+        unlike = [axis for axis, (a, b) in enumerate(zip(array.shape, result.shape, strict=True)) if a != b]
+        grows = [
+            axis for axis in unlike if isinstance(port.shape[axis], str) and result.shape[axis] > array.shape[axis]
+        ]
         return grows if len(unlike) < 2 and unlike == grows else None
 
     def _free(self, pairs: Iterable[Pair]) -> list[Pair]:
         """Return the pairs whose input and output are both free."""
-        given, returned = {*self._taken, *self._said}, {*self._taken.values()}
-        return [pair for pair in pairs if pair[0] not in given and pair[1] not in returned]
+        inputs, returned = {*self._paired, *self._stated}, {*self._paired.values()}
+        return [pair for pair in pairs if pair[0] not in inputs and pair[1] not in returned]
 
     def _shown(self, named: Mapping[str, str]) -> dict[str, str]:
         """Return the pairs of alike names that test runs do not contradict.
@@ -148,37 +150,37 @@ class _Pairing:
         for a state without effect, a change of data must change the state.
         """
         named = {name: output for name, output in named.items() if not self._inputs.stretches(name)}
-        taken = self._taken | named
-        if not (self._data(taken) and {*self._first} - {*taken.values()}):
+        pairs = self._paired | named
+        if not (self._data(pairs) and {*self._first} - {*pairs.values()}):
             return {}
-        fed = self._changed(self._data(taken))
+        fed = self._changed(self._data(pairs))
         return {name: output for name, output in named.items() if output in fed or self._changed([name]) - {output}}
 
-    def _data(self, taken: Collection[str]) -> list[str]:
-        return [name for name in self._ports if name not in taken and self._inputs.varies(name)]
+    def _data(self, paired: Collection[str]) -> list[str]:
+        return [name for name in self._ports if name not in paired and self._inputs.varies(name)]
 
     def _changed(self, names: Iterable[str]) -> set[str]:
         """Return the outputs that change if some inputs change."""
         others = {name: other_than(self._given[name], self._other[name]) for name in names}
         with contextlib.suppress(RunError):  # perhaps a setting for which no other value is allowed
-            found = self._runner.run({**self._given, **others})
-            return {name for name, before in self._first.items() if not _equal(before, found.get(name))}
+            results = self._runner.run({**self._given, **others})
+            return {name for name, before in self._first.items() if not _equal(before, results.get(name))}
         return set()
 
     def _may_be_state(self, name: str, outputs: Collection[str]) -> bool:
         """Return whether data would still go in and out if this input were a state."""
-        others = {*self._first} - {*self._taken.values(), *outputs}
-        return bool(self._data({name, *self._taken})) and (not self._taken or bool(others))
+        others = {*self._first} - {*self._paired.values(), *outputs}
+        return bool(self._data({name, *self._paired})) and (not self._paired or bool(others))
 
     def _suggested(self, asked: Mapping[str, Collection[str]]) -> dict[str, str]:
         """Choose an output to try for each input, last inputs first, because states usually come after data."""
-        found = dict[str, str]()
+        pairs = dict[str, str]()
         for name in reversed([*asked]):
-            taken = self._taken | found
-            free = [output for output in asked[name] if output not in taken.values()]
-            if free and self._data({**taken, name: free[0]}) and {*self._first} - {*taken.values(), free[0]}:
-                found[name] = free[0]
-        return found
+            paired = self._paired | pairs
+            free = [output for output in asked[name] if output not in paired.values()]
+            if free and self._data({**paired, name: free[0]}) and {*self._first} - {*paired.values(), free[0]}:
+                pairs[name] = free[0]
+        return pairs
 
 
 def options_of(undecided: Iterable[Undecided]) -> str:

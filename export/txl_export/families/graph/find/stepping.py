@@ -122,10 +122,10 @@ def keep_outputs(foreign: Foreign, choices: Choices) -> bool:
     if (pairs := len(foreign.inputs) * len(outputs)) > MOST_NAMED:
         raise UsageError(f"{pairs} pairs of inputs and outputs, expected at most {MOST_NAMED}; no model has so many")
     graph = foreign.model.graph
-    kept = {*(choices.outputs or outputs), *choices.states.values(), *read_structure(graph, foreign.inputs).carried}
+    names = {*(choices.outputs or outputs), *choices.states.values(), *read_structure(graph, foreign.inputs).carried}
     for port in foreign.inputs:
-        kept |= {name for name, one in outputs.items() if one.dtype == port.dtype and likeness(port.name, name)}
-    left = [value for value in graph.outputs if value.name in kept]
+        names |= {name for name, one in outputs.items() if one.dtype == port.dtype and likeness(port.name, name)}
+    left = [value for value in graph.outputs if value.name in names]
     dropped = len(left) < len(graph.outputs)
     if dropped:
         graph.outputs.clear()
@@ -135,40 +135,40 @@ def keep_outputs(foreign: Foreign, choices: Choices) -> bool:
 
 
 def _states(known: Mapping[str, str], inputs: Inputs, runner: Runner) -> list[State]:
-    given, first, carried = inputs.given, inputs.first, inputs.structure.carried
+    values, first, carried = inputs.given, inputs.first, inputs.structure.carried
     for name, output in known.items():
-        if name not in given or (output and output not in first):
+        if name not in values or (output and output not in first):
             raise UsageError(
-                f"the file has no {name if name not in given else output}, it takes {some([*given], 9)} and gives "
+                f"the file has no {name if name not in values else output}, it takes {some([*values], 9)} and gives "
                 f"{some([*first], 9)}; check --state"
             )
-        ends = [end for end, names in carried.items() if name in names and first[end].shape == given[name].shape]
+        ends = [end for end, names in carried.items() if name in names and first[end].shape == values[name].shape]
         if ends and output not in ends:
             raise UsageError(
                 f"{name} is said to come back as {output or 'nothing'}, but a recurrent operator starts from it and "
                 f"ends in {some(ends)}; correct --state {name}={output}, or the folder that says so"
             )
-    found = pair(inputs, runner, known)
-    if found.undecided:
-        may = "; ".join(f"{one.input} as {' or '.join(one.outputs)}" for one in found.undecided)
+    pairs = pair(inputs, runner, known)
+    if pairs.undecided:
+        may = "; ".join(f"{one.input} as {' or '.join(one.outputs)}" for one in pairs.undecided)
         raise UsageError(
             f"inputs may come back as outputs of their shape, which neither a node nor a name says: {may}. Whoever "
-            f"trained the model knows; give {options_of(found.undecided)}, with other outputs where these are wrong, "
+            f"trained the model knows; give {options_of(pairs.undecided)}, with other outputs where these are wrong, "
             "and none where an input is no state"
         )
-    if not found.states:
+    if not pairs.states:
         raise UsageError(
             "the file has no state to carry from call to call, expected one: a state hidden in an LSTM, GRU, RNN or "
             "convolution becomes one by --open, a pair that is one is named by --state IN=OUT; see txl-deploy inspect"
         )
-    if growing := [one for one in found.states if one.grows is not None]:
+    if growing := [one for one in pairs.states if one.grows is not None]:
         rows = {one.input: inputs.rows_of(one.input, one.grows or 0) for one in growing}
         options = " ".join(f"--window {name}={count}" for name, count in rows.items())
         raise UsageError(
             f"state {growing[0].input} is longer after each call, without an end, which no bundle has; give the rows "
             f"that are kept, as in {options}"
         )
-    return found.states
+    return pairs.states
 
 
 def _check_axes(option: str, axes: Mapping[str, int], inputs: Inputs) -> None:
@@ -180,8 +180,8 @@ def _check_axes(option: str, axes: Mapping[str, int], inputs: Inputs) -> None:
                 f"{option} is {name}={axis}, expected one of {some([*shapes], 9)} and one of its axes; check it"
             )
     if len({shapes[name][axis] for name, axis in axes.items()}) > 1:
-        told = ", ".join(f"{shapes[name][axis]} in {name}" for name, axis in axes.items())
-        raise UsageError(f"{option} names axes of {told}, expected one size; check it")
+        places = ", ".join(f"{shapes[name][axis]} in {name}" for name, axis in axes.items())
+        raise UsageError(f"{option} names axes of {places}, expected one size; check it")
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ class _Tables:
     def step(self) -> FileStep:
         """Return the result for `find_step`."""
         after = {state.input: state.output for state in self.states}
-        foreign, given = self.inputs.foreign, self.inputs.given
+        foreign, values = self.inputs.foreign, self.inputs.given
         ports, outputs = ({port.name: port for port in side} for side in (foreign.inputs, foreign.outputs))
         taken = [name for name in ports if name not in after]
         returned = [name for name in outputs if name not in after.values()]
@@ -206,7 +206,7 @@ class _Tables:
         if unknown := [name for name in self.choices.initial if name not in after]:
             raise UsageError(f"--initial has {some(unknown)}, expected states: {some([*after], 9)}; check its names")
         places = [(name, axis) for name, axis in self.axes.positions.items() if name in ports]
-        lengths = {given[name].shape[axis] for name, axis in places}
+        lengths = {values[name].shape[axis] for name, axis in places}
         fixed = any(isinstance(ports[name].shape[axis], int) for name, axis in places)
         return FileStep(
             tuple(map(self._input, [ports[name] for name in taken], names)),
@@ -219,26 +219,28 @@ class _Tables:
 
     def _sequences(self, ports: Mapping[str, Port]) -> int | None:
         """Return the number of sequences if the file fixes it; None if it is open."""
-        found = {port.shape[axis] for name, port in ports.items() if (axis := self._batch(name)) is not None}
-        numbers = sorted(size for size in found if isinstance(size, int))
+        sizes = {port.shape[axis] for name, port in ports.items() if (axis := self._batch(name)) is not None}
+        numbers = sorted(size for size in sizes if isinstance(size, int))
         if len(numbers) > 1:
             raise UsageError(
                 f"the file takes {some([*map(str, numbers)])} sequences at once, expected one number of them; give "
                 "--batch-axis NAME=N for each input whose sequences stand elsewhere"
             )
-        return numbers[0] if numbers else None if found else 1
+        return numbers[0] if numbers else None if sizes else 1
 
     def _batch(self, name: str) -> int | None:
-        """Return the axis of sequences: the user's, else the one that runs showed, else the first of the right size."""
-        told, shown = self.choices.batch_axes, self.axes.batch.get(name)
-        if name in told:
-            return told[name]
+        """Return the axis of sequences: the user's, otherwise the one that runs showed, otherwise the first of the
+        right size.
+        """
+        declared, shown = self.choices.batch_axes, self.axes.batch.get(name)
+        if name in declared:
+            return declared[name]
         arrays = self.inputs.given | self.inputs.first
-        sizes, others = arrays[name].shape, {arrays[one].shape[axis] for one, axis in told.items()}
+        sizes, others = arrays[name].shape, {arrays[one].shape[axis] for one, axis in declared.items()}
         count = others.pop() if len(others) == 1 else self.axes.sequences
-        if shown is not None and (not told or sizes[shown] == count):
+        if shown is not None and (not declared or sizes[shown] == count):
             return shown
-        if not told and (self.axes.batch or count != 1):
+        if not declared and (self.axes.batch or count != 1):
             return None
         places = [axis for axis, size in enumerate(sizes) if size == count and axis != self.axes.positions.get(name)]
         by_nodes = self.inputs.structure.kinds.sequences.get(name)
@@ -249,12 +251,12 @@ class _Tables:
             return "B"
         return "L" if self.axes.positions.get(name) == axis else ""
 
-    def _shape(self, name: str, sizes: Sequence[int], said: Sequence[int | str]) -> tuple[int | str, ...]:
+    def _shape(self, name: str, sizes: Sequence[int], declared: Sequence[int | str]) -> tuple[int | str, ...]:
         shape = tuple(self._letter(name, axis) or int(size) for axis, size in enumerate(sizes))
         for axis, size in enumerate(shape):
-            opened = isinstance(said[axis], str) and said[axis] not in self.inputs.fixed
+            opened = isinstance(declared[axis], str) and declared[axis] not in self.inputs.fixed
             if opened and isinstance(size, int) and name not in self.inputs.first:
-                open_size = name_of_size(name, axis, str(said[axis]))
+                open_size = name_of_size(name, axis, str(declared[axis]))
                 raise UsageError(
                     f"{name} is open on axis {axis}, and it is neither sequences nor positions that come back, "
                     f"expected a size; give --fix {open_size}={size} or another, --batch-axis {name}={axis} or "
@@ -268,16 +270,16 @@ class _Tables:
         return Side(port.name, port.dtype, InputSpec(name, shape, kind_of(port.name, port.dtype), tokens))
 
     def _output(self, port: Port, name: str) -> Side:
-        found = self.inputs.first[port.name]
-        shape = self._shape(port.name, found.shape, found.shape)
-        return Side(port.name, found.dtype.name, OutputSpec(name, shape, self._role(found)))
+        array = self.inputs.first[port.name]
+        shape = self._shape(port.name, array.shape, array.shape)
+        return Side(port.name, array.dtype.name, OutputSpec(name, shape, self._role(array)))
 
-    def _role(self, found: Array) -> str | None:
+    def _role(self, array: Array) -> str | None:
         """Return "logits" or "logprobs" if an output has a number for each token that is read; else None."""
         rows = {self.inputs.structure.rows.get(port.name) for port in self.inputs.foreign.inputs} - {None}
-        if len(rows) != 1 or found.ndim < 2 or found.dtype != np.float32 or found.shape[-1] not in rows:
+        if len(rows) != 1 or array.ndim < 2 or array.dtype != np.float32 or array.shape[-1] not in rows:
             return None
-        sums = np.exp(found.astype(np.float64)).sum(-1)
+        sums = np.exp(array.astype(np.float64)).sum(-1)
         return "logprobs" if np.allclose(sums, 1, atol=1e-3) else "logits"
 
     def _state(self, port: Port, name: str) -> Side:
@@ -290,27 +292,27 @@ class _Tables:
 
 def _first_value(port: Port, values: Array) -> Tensor:
     """Convert the initial value of a state to a bundle's dtype; refuse values that change."""
-    own, found = in_bundle(kind_of(port.name, port.dtype)), np.asarray(values)
-    if found.dtype.kind in "fiub":
+    own, value = in_bundle(kind_of(port.name, port.dtype)), np.asarray(values)
+    if value.dtype.kind in "fiub":
         # a value that does not fit becomes a different number, which the next line finds
         with np.errstate(all="ignore"):
-            first = found.astype(own) if own == "float32" else found.astype(port.dtype).astype(own)
-        if own == "float32" or np.array_equal(first, found):
+            first = value.astype(own) if own == "float32" else value.astype(port.dtype).astype(own)
+        if own == "float32" or np.array_equal(first, value):
             return torch.from_numpy(first)
     raise UsageError(
-        f"{port.name} begins with {brief(printable(' '.join(str(found).split())))}, expected {port.dtype}"
+        f"{port.name} begins with {brief(printable(' '.join(str(value).split())))}, expected {port.dtype}"
         f"{' of at most 32 bits, which a bundle has for it' if port.dtype in ('int64', 'uint32') else ''}; check "
         "--initial"
     )
 
 
-def _names(given: Sequence[str]) -> list[str]:
+def _names(ports: Sequence[str]) -> list[str]:
     """Return names that a bundle allows, all different."""
-    found: list[str] = []
-    for name in given:
+    names: list[str] = []
+    for name in ports:
         plain = re.sub(r"[^A-Za-z0-9_]", "_", name)
         plain = plain if re.match("[A-Za-z_]", plain) and plain not in ("valid", "fill", "head") else f"_{plain}"
-        while plain in found:
+        while plain in names:
             plain += "_"
-        found.append(plain)
-    return found
+        names.append(plain)
+    return names

@@ -1,7 +1,7 @@
 """Reads facts about inputs and outputs from a graph's nodes, in one pass, without running it.
 
-For each value the pass knows which inputs reach it, and in which way. Sets of inputs are bits of an integer: bit i
-stands for input i, and the bit after the last input for random numbers.
+For each value the pass knows which inputs reach it, and in which way. A set of inputs is an integer: bit i stands for
+input i, and one more bit stands for random numbers.
 """
 
 from __future__ import annotations
@@ -123,13 +123,13 @@ class _Pass:
 
     def __init__(self, graph: ir.Graph, inputs: Sequence[Port]) -> None:
         ports, names = {str(value.name): value for value in graph.inputs}, tuple(port.name for port in inputs)
-        self.found = found = Structure(names, read_axes(graph, [ports[name] for name in names]))
+        self.found = structure = Structure(names, read_axes(graph, [ports[name] for name in names]))
         self._ways = {ports[name]: Ways(1 << at, 1 << at) for at, name in enumerate(names)}
         self._floats = sum(1 << at for at, port in enumerate(inputs) if port.dtype.startswith("float"))
         self._chance, self._drawn = 1 << len(inputs), dict[str, None]()
         ends = {str(value.name): end for value, end in zip(graph.outputs, self._graph(graph), strict=True)}
-        found.carried = {name: found.among(end.recurrent) for name, end in ends.items() if end.recurrent}
-        found.random = [*self._drawn], [name for name, end in ends.items() if end.reach & self._chance]
+        structure.carried = {name: structure.among(end.recurrent) for name, end in ends.items() if end.recurrent}
+        structure.random = [*self._drawn], [name for name, end in ends.items() if end.reach & self._chance]
 
     def _of(self, values: Iterable[ir.Value | None]) -> list[Ways]:
         return [Ways() if value is None else self._ways.get(value, Ways()) for value in values]
@@ -137,67 +137,69 @@ class _Pass:
     def _graph(self, graph: ir.Graph) -> list[Ways]:
         """Pass over a graph; return facts about its outputs."""
         for node in graph:
-            given, held = self._of(node.inputs), subgraphs(node)
+            inputs, held = self._of(node.inputs), subgraphs(node)
             if node.op_type in ("Loop", "Scan") and held:
-                self._loop(node, given, held[0])
+                self._loop(node, inputs, held[0])
             elif held:  # an If: its results are those of either branch
-                decides = Ways(_any(given, "reach"))
+                decides = Ways(_any(inputs, "reach"))
                 for output, *ends in zip(node.outputs, *map(self._graph, held), strict=False):
                     self._ways[output] = _passing([*ends, decides], ends)
                 self.found.branching.update(self.found.among(decides.reach))
             else:
-                self._step(node, given)
+                self._step(node, inputs)
         return self._of(graph.outputs)
 
-    def _loop(self, node: ir.Node, given: list[Ways], body: ir.Graph) -> None:
+    def _loop(self, node: ir.Node, inputs: list[Ways], body: ir.Graph) -> None:
         """Pass over the body of a Loop or Scan: carried values enter it, and its results leave it."""
         skipped = 2 if node.op_type == "Loop" else 0  # the count and the condition
-        for entered, ways in zip(body.inputs, [Ways()] * skipped + given[skipped:], strict=False):
+        for entered, ways in zip(body.inputs, [Ways()] * skipped + inputs[skipped:], strict=False):
             self._ways[entered] = ways._replace(recurrent=0)
-        ends, carried = self._graph(body), len(given) - (node.attributes.get_int("num_scan_inputs", 0) or 0)
-        self._carry(node.outputs, given[skipped:carried], [*given, *ends])
+        ends, carried = self._graph(body), len(inputs) - (node.attributes.get_int("num_scan_inputs", 0) or 0)
+        self._carry(node.outputs, inputs[skipped:carried], [*inputs, *ends])
 
-    def _carry(self, outputs: Sequence[ir.Value], starts: list[Ways], given: list[Ways]) -> None:
+    def _carry(self, outputs: Sequence[ir.Value], starts: list[Ways], inputs: list[Ways]) -> None:
         """Record the last states that a recurrent operator returns."""
-        reach = _any(given, "reach")  # computed once: a Loop may have thousands of inputs and outputs
+        reach = _any(inputs, "reach")  # computed once: a Loop may have thousands of inputs and outputs
         for at, output in enumerate(outputs):
             self._ways[output] = Ways(reach, 0, _any(starts[at : at + 1], "moved"))
 
-    def _step(self, node: ir.Node, given: list[Ways]) -> None:
-        op, found = node.op_type, self.found
-        result = _passing([] if op in SIZES else given, self._passed(op, given))
+    def _step(self, node: ir.Node, inputs: list[Ways]) -> None:
+        op, structure = node.op_type, self.found
+        result = _passing([] if op in SIZES else inputs, self._passed(op, inputs))
         if op in SCALES:
-            result = result._replace(moved=result.moved | _any(given, "moved"))
+            result = result._replace(moved=result.moved | _any(inputs, "moved"))
         elif RANDOM.fullmatch(op):
             result, self._drawn[op] = result._replace(reach=result.reach | self._chance), None
         self._ways.update(dict.fromkeys(node.outputs, result))
         if op in RECURRENT:
-            self._carry(node.outputs[1 : 1 + RECURRENT[op]], given[5 : 5 + RECURRENT[op]], given)
+            self._carry(node.outputs[1 : 1 + RECURRENT[op]], inputs[5 : 5 + RECURRENT[op]], inputs)
         elif op in WHOLE:
-            self._carry(node.outputs[1:], given[3:4], given)
-        elif op == "Gather" and len(given) > 1:
+            self._carry(node.outputs[1:], inputs[3:4], inputs)
+        elif op == "Gather" and len(inputs) > 1:
             sizes, axis = _sizes(node.inputs[0]), node.attributes.get_int("axis", 0) or 0
-            for name in found.among(given[1].moved) if -len(sizes) <= axis < len(sizes) else ():
-                found.rows[name] = min(found.rows.get(name, sizes[axis]), sizes[axis])
-        elif op == "Equal" and len(given) > 1:
-            for ways, other in zip(given, node.inputs[::-1], strict=True):
-                for name in found.among(ways.moved) if ways.moved.bit_count() <= FEW else ():  # a setting is one input
-                    known = found.compared.setdefault(name, [])
+            for name in structure.among(inputs[1].moved) if -len(sizes) <= axis < len(sizes) else ():
+                structure.rows[name] = min(structure.rows.get(name, sizes[axis]), sizes[axis])
+        elif op == "Equal" and len(inputs) > 1:
+            for ways, other in zip(inputs, node.inputs[::-1], strict=True):
+                for name in (
+                    structure.among(ways.moved) if ways.moved.bit_count() <= FEW else ()
+                ):  # a setting is one input
+                    known = structure.compared.setdefault(name, [])
                     known += (numbers(other) or [])[: 8 if len(known) < FEW else 0]
-        elif op == "Conv" and len(given) > 1:
-            self._context(node, given[0])
-        elif op in PRODUCTS or (op in JOINS and any(ways.reach for ways in given)):
+        elif op == "Conv" and len(inputs) > 1:
+            self._context(node, inputs[0])
+        elif op in PRODUCTS or (op in JOINS and any(ways.reach for ways in inputs)):
             for zeros in filter(None, map(_zeros, node.inputs[:1] if op in PRODUCTS else node.inputs)):
-                found.frozen[name_of(node)] = op, zeros
+                structure.frozen[name_of(node)] = op, zeros
 
-    def _passed(self, op: str, given: list[Ways]) -> list[Ways]:
+    def _passed(self, op: str, inputs: list[Ways]) -> list[Ways]:
         """Return facts about those inputs of a node whose numbers its result contains."""
         if op in MOVES:
-            return given[:1]
+            return inputs[:1]
         if op in ("Concat", "Where"):
-            return given[1:] if op == "Where" else given
+            return inputs[1:] if op == "Where" else inputs
         if op in GENTLE:  # the other operands depend on no float data: sizes, settings, or zeros
-            data = [ways for ways in given if ways.reach & self._floats]
+            data = [ways for ways in inputs if ways.reach & self._floats]
             return data if len(data) == 1 else []
         return []
 
@@ -236,9 +238,9 @@ def _zeros(value: ir.Value | None) -> tuple[int, ...]:
     return tuple(tensor.shape.numpy()) if len(tensor.shape) > 1 and not np.any(tensor.numpy()) else ()
 
 
-def _passing(given: Iterable[Ways], passed: Sequence[Ways]) -> Ways:
-    """Return facts about a value that depends on all of `given` and contains the numbers of `passed`."""
-    return Ways(_any(given, "reach"), _any(passed, "moved"), _any(passed, "recurrent"))
+def _passing(inputs: Iterable[Ways], passed: Sequence[Ways]) -> Ways:
+    """Return facts about a value that depends on all of `inputs` and contains the numbers of `passed`."""
+    return Ways(_any(inputs, "reach"), _any(passed, "moved"), _any(passed, "recurrent"))
 
 
 def _any(ways: Iterable[Ways], kind: str) -> int:

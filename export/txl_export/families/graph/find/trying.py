@@ -90,6 +90,8 @@ class Inputs:
     def draw(self, seed: int, sizes: Mapping[str, int] | None = None) -> dict[str, Array]:
         """Draw inputs by name.
 
+        For example, `draw(0, {"batch": 2})` gives {"x": [2, 8]}.
+
         Raises:
             RunError: an input is no tensor of numbers, or all inputs together have too many numbers.
         """
@@ -154,7 +156,7 @@ class Inputs:
             yield {symbol: self.fixed.get(symbol) or named[role] for symbol, role in self.roles.items()}, plain
 
     def _role(self, port: Port, axis: int, symbol: str) -> str:
-        """Return the role of a symbol: nodes decide, else its name, else its place."""
+        """Return the role of a symbol: nodes decide; without them its name; without a telling name its place."""
         kinds = self.structure.kinds
         if self.told.get(port.name) == axis:
             return "segment"
@@ -173,7 +175,10 @@ class Inputs:
 
 
 def other_than(value: Array, other: Array) -> Array:
-    """Return `other`; if it equals `value`, return `value` with every number changed."""
+    """Return `other`; if it equals `value`, return `value` with every number changed.
+
+    For example, of [0, 0] and [0, 0] it returns an array whose two numbers are not 0.
+    """
     if not np.array_equal(value, other):
         return other
     return ~value if value.dtype == bool else value + np.ones((), value.dtype)

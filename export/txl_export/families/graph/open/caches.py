@@ -50,21 +50,21 @@ def window_caches(model: ir.Model, windows: Mapping[str, int], states: Mapping[s
     grown = _grown(model, fold) if windows else {}
     cuts = []
     for name, rows in windows.items():
-        found = grown.get(name, {})
-        if not found or states.get(name, next(iter(found))) not in found:
-            told = f"of {some([*grown], 9)}" if grown else "and none is seen to"
+        lengths = grown.get(name, {})
+        if not lengths or states.get(name, next(iter(lengths))) not in lengths:
+            named = f"of {some([*grown], 9)}" if grown else "and none is seen to"
             raise UsageError(
-                f"--window is {name}={rows}, expected an input that comes back longer, {told}; check it, or give sizes "
-                "that hang together by --fix NAME=SIZE"
+                f"--window is {name}={rows}, expected an input that comes back longer, {named}; check it, or give "
+                "sizes that hang together by --fix NAME=SIZE"
             )
         if not is_whole(rows) or rows < 1:
             raise UsageError(f"--window is {name}={rows!r}, expected a whole number of rows from 1; check it")
-        scores = {output: likeness(name, output) for output in found}
+        scores = {output: likeness(name, output) for output in lengths}
         best = [output for output, score in scores.items() if score == max(scores.values())]
         if name not in states and len(best) > 1:
             raise UsageError(f"{name} may come back as {' or '.join(best)}; give --state {name}={best[0]}, or another")
         output = states.get(name, best[0])
-        cuts.append(CutCache(name, output, found[output], rows))
+        cuts.append(CutCache(name, output, lengths[output], rows))
         _cut(model.graph, cuts[-1])
     return cuts
 
@@ -73,35 +73,35 @@ def by_hand(call: Call, cuts: Sequence[CutCache]) -> Call:
     """Return a call of the file itself whose cache outputs are cut afterwards: the reference for the cut graph."""
 
     def cut(feeds: dict[str, Array]) -> Mapping[str, Array]:
-        found = dict(call(feeds))
+        results = dict(call(feeds))
         for one in cuts:
-            rows = found[one.output].shape[one.axis]
-            found[one.output] = found[one.output].take(np.arange(rows - one.rows, rows), one.axis)
-        return found
+            rows = results[one.output].shape[one.axis]
+            results[one.output] = results[one.output].take(np.arange(rows - one.rows, rows), one.axis)
+        return results
 
     return cut
 
 
 def _grown(model: ir.Model, fold: Fold) -> dict[str, dict[str, int]]:
     """Return for each input the outputs of its dtype that are longer along exactly one axis, with that axis."""
-    graph, found = model.graph, dict[str, dict[str, int]]()
+    graph, lengths = model.graph, dict[str, dict[str, int]]()
     sizes = Sizes(model, {}, fold, [*graph.inputs, *graph.outputs])
-    for given, made in product(graph.inputs, graph.outputs):
-        one, two = sizes.of(given), sizes.of(made)
+    for entry, result in product(graph.inputs, graph.outputs):
+        one, two = sizes.of(entry), sizes.of(result)
         apart = [axis for axis, (a, b) in enumerate(zip(one, two, strict=False)) if a is None or a != b]
-        more = sizes.less(made, given, apart[0]) if len(apart) == 1 and len(one) == len(two) else None
-        if given.dtype == sizes.dtype(made) and more and (isinstance(more, str) or more > 0):
-            found.setdefault(str(given.name), {})[str(made.name)] = apart[0]
-    return found
+        more = sizes.less(result, entry, apart[0]) if len(apart) == 1 and len(one) == len(two) else None
+        if entry.dtype == sizes.dtype(result) and more and (isinstance(more, str) or more > 0):
+            lengths.setdefault(str(entry.name), {})[str(result.name)] = apart[0]
+    return lengths
 
 
 def _cut(graph: ir.Graph, cut: CutCache) -> None:
-    given = next(value for value in graph.inputs if value.name == cut.input)
+    entry = next(value for value in graph.inputs if value.name == cut.input)
     at, whole = next((at, value) for at, value in enumerate(graph.outputs) if value.name == cut.output)
-    before = str(given.shape and given.shape[cut.axis])
+    before = str(entry.shape and entry.shape[cut.axis])
     for value in graph.inputs:  # a mask has a column for each row of the cache and each new position
         sizes = [size if isinstance(size, int) else _now(size.value, before, cut.rows) for size in value.shape or ()]
-        if value is given:
+        if value is entry:
             sizes[cut.axis] = cut.rows
         value.shape = value.shape and ir.Shape(sizes)
     whole.name = f"{cut.output}.whole"

@@ -74,17 +74,17 @@ def check_opened(
     for length in lengths:
         segments = max(SEGMENTS, -(-LEAST // length))
         try:
-            wanted = whole(_feeds(step, *_given(spec, batch, length * segments), step.shown))
+            wanted = whole(_feeds(step, *_start_of(spec, batch, length * segments), step.shown))
         except UsageError as error:
             raise UsageError(
                 f"--open made {opened} explicit, and nothing shows that a chain is right, because the file does not "
                 f"run with {length * segments} positions at once ({error}); export it with an open length, or the "
                 "module that it was made of"
             ) from None
-        found = _chained(spec, batch, length * segments, length)
+        results = _chained(spec, batch, length * segments, length)
         for side in step.outputs:
             name = f"{side.port} of {segments} segments of {length}"
-            _check(opened, name, found[side.spec.name], wanted[side.port], "the file's own run over all of them")
+            _check(opened, name, results[side.spec.name], wanted[side.port], "the file's own run over all of them")
 
 
 def _check_alone(spec: StepSpec, step: FileStep, batch: int, whole: Call, opened: OpenedGraph) -> None:
@@ -109,31 +109,31 @@ def _check_alone(spec: StepSpec, step: FileStep, batch: int, whole: Call, opened
     run, states = opened.start(model), fresh_states(spec, batch)
     held = first = _feeds(step, {}, states, after)
     for _ in range(POSITIONS):
-        given = _feeds(step, random_inputs(spec, batch, 1, draws, spec.samples), states, ())
-        calls.append(run({**given, **held}))
+        segment = _feeds(step, random_inputs(spec, batch, 1, draws, spec.samples), states, ())
+        calls.append(run({**segment, **held}))
         held = {name: calls[-1][output] for name, output in after.items()}
         if len(calls) == 1:
-            own = whole({**given, **{name: first[name] for name in step.shown}})
+            own = whole({**segment, **{name: first[name] for name in step.shown}})
             for side in step.outputs:
                 _check(opened, side.port, calls[0][side.port], own[side.port], "the file's own first call")
     for node in nodes:
-        taken, made = ([end for end in side if end in ends] for side in (node.inputs, node.outputs))
-        feeds = {str(end.name): calls[0][f"{end.name} shown"] for end in taken}
-        feeds[str(taken[0].name)] = np.concatenate([call[f"{taken[0].name} shown"] for call in calls])
-        results = opened.start(_alone(taken, made))(feeds)
-        for end in made:
+        inputs, outputs = ([end for end in side if end in ends] for side in (node.inputs, node.outputs))
+        feeds = {str(end.name): calls[0][f"{end.name} shown"] for end in inputs}
+        feeds[str(inputs[0].name)] = np.concatenate([call[f"{inputs[0].name} shown"] for call in calls])
+        results = opened.start(_alone(inputs, outputs))(feeds)
+        for end in outputs:
             steps = [call[f"{end.name} shown"] for call in calls]
-            found = np.concatenate(steps) if end is node.outputs[0] else steps[-1]
+            values = np.concatenate(steps) if end is node.outputs[0] else steps[-1]
             other = f"{node.op_type} {printable(name_of(node))!r} alone over {POSITIONS} positions"
-            _check(opened, printable(str(end.name)), found, results[str(end.name)], other)
+            _check(opened, printable(str(end.name)), values, results[str(end.name)], other)
 
 
-def _alone(taken: Sequence[ir.Value], made: Sequence[ir.Value]) -> ir.Model:
+def _alone(inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]) -> ir.Model:
     """Return a recurrence with given inputs, of which the last is a hidden state, and its results, as a model."""
-    kind = taken[-1].type
-    for end in (*taken, *made):
+    kind = inputs[-1].type
+    for end in (*inputs, *outputs):
         end.type, end.shape = end.type or kind, None
-    return ir.Model(ir.convenience.extract(made[0].graph, taken, made), ir_version=8)  # type: ignore[arg-type]
+    return ir.Model(ir.convenience.extract(outputs[0].graph, inputs, outputs), ir_version=8)  # type: ignore[arg-type]
 
 
 def _as_found(entry: StateSpec, first: Array | None) -> StateSpec:
@@ -141,8 +141,8 @@ def _as_found(entry: StateSpec, first: Array | None) -> StateSpec:
     return replace(entry, initial=0.0 if first is None else torch.from_numpy(first.astype(np.float32)))
 
 
-def _check(opened: OpenedGraph, name: str, found: Array, wanted: Array, other: str) -> None:
-    if not (apart := _apart(found, wanted)) <= LIMIT:
+def _check(opened: OpenedGraph, name: str, values: Array, wanted: Array, other: str) -> None:
+    if not (apart := _apart(values, wanted)) <= LIMIT:
         raise CheckError(
             f"with {opened} carried on, {name} is {apart:.1g} from {other}, expected at most {LIMIT:g}: something else "
             "begins anew in each call, or needs positions that come later; leave out --open, or export the module that "
@@ -157,13 +157,13 @@ def divisible(spec: StepSpec, batch: int, length: int, shorter: int) -> bool:
     """
     total = math.lcm(length, shorter) * WHOLE
     try:
-        wanted, found = (_chained(spec, batch, total, each) for each in (length, shorter))
+        wanted, chain = (_chained(spec, batch, total, each) for each in (length, shorter))
     except UsageError:
         return False
-    return all(_apart(found[name], values) <= LIMIT for name, values in wanted.items())
+    return all(_apart(chain[name], values) <= LIMIT for name, values in wanted.items())
 
 
-def _given(spec: StepSpec, batch: int, length: int) -> tuple[Mapping[str, Tensor], Held]:
+def _start_of(spec: StepSpec, batch: int, length: int) -> tuple[Mapping[str, Tensor], Held]:
     """Return inputs of `length` positions and initial states, always the same: from samples if they are long enough."""
     samples = spec.samples
     enough = samples is not None and all(
@@ -183,9 +183,9 @@ def _feeds(
 
 
 def _chained(spec: StepSpec, batch: int, total: int, length: int) -> dict[str, Array]:
-    """Return the outputs of segments, one after another, over the positions of `_given`."""
+    """Return the outputs of segments, one after another, over the positions of `_start_of`."""
     eager, parts = Eager(spec), list[Mapping[str, Tensor]]()
-    inputs, held = _given(spec, batch, total)
+    inputs, held = _start_of(spec, batch, total)
     counts = torch.full((batch,), length, dtype=torch.int32)
     axes = {entry.name: entry.axes.positions for entry in (*spec.inputs, *spec.output_specs)}
     for first in range(0, total, length):
@@ -201,10 +201,10 @@ def _chained(spec: StepSpec, batch: int, total: int, length: int) -> dict[str, A
     }
 
 
-def _apart(found: Array, wanted: Array) -> float:
-    if found.shape != wanted.shape:
+def _apart(values: Array, wanted: Array) -> float:
+    if values.shape != wanted.shape:
         return float("inf")
-    apart = relative_difference(found, wanted.astype(found.dtype))
+    apart = relative_difference(values, wanted.astype(values.dtype))
     largest = float(np.abs(wanted).max(initial=0.0))
     # Relative to the largest result if that is below 1: an absolute limit would pass any result around 1e-6.
     return max(apart, apart / largest * LIMIT / SMALL) if 0 < largest < 1 else apart

@@ -80,7 +80,7 @@ class Forgets:
 def forgets(model: ir.Model, segment: Mapping[str, int], fold: Fold) -> list[Forgets]:
     """List the nodes that `open_hidden` would open or refuse, without changing the graph; same arguments and errors."""
     with _checked():
-        return [found for found, _ in _Opening(model, segment, fold).forgets()]
+        return [state for state, _ in _Opening(model, segment, fold).forgets()]
 
 
 def open_hidden(model: ir.Model, segment: Mapping[str, int], fold: Fold) -> list[Hidden]:
@@ -104,9 +104,9 @@ def open_hidden(model: ir.Model, segment: Mapping[str, int], fold: Fold) -> list
     """
     with _checked():
         opening = _Opening(model, segment, fold)
-        for found, make in opening.forgets():
-            if found.fault:
-                raise UsageError(f"{found.op} {printable(found.node)!r} {found.fault}")
+        for state, make in opening.forgets():
+            if state.fault:
+                raise UsageError(f"{state.op} {printable(state.node)!r} {state.fault}")
             make()
         model.graph.sort()  # the new nodes were appended at the end
         RemoveUnusedNodesPass()(model)
@@ -163,10 +163,10 @@ class _Opening:
 
     def _recurrence(self, node: ir.Node) -> _Read | None:
         """Read an LSTM, GRU or RNN: its states without an initial value from outside are hidden."""
-        places, given = range(_FIRST, _FIRST + RECURRENT[node.op_type]), [*node.inputs, *[None] * 8]
-        starts = {at: self._sizes.constant(given[place]) for at, place in enumerate(places)}
-        hidden = [at for at, place in enumerate(places) if given[place] is None or starts[at] is not None]
-        if not hidden or (self._sizes.follows(given[0], 0) is False and self._sizes.of(given[0])[0] != 1):
+        places, inputs = range(_FIRST, _FIRST + RECURRENT[node.op_type]), [*node.inputs, *[None] * 8]
+        starts = {at: self._sizes.constant(inputs[place]) for at, place in enumerate(places)}
+        hidden = [at for at, place in enumerate(places) if inputs[place] is None or starts[at] is not None]
+        if not hidden or (self._sizes.follows(inputs[0], 0) is False and self._sizes.of(inputs[0])[0] != 1):
             return None
         fault = ""
         if (direction := node.attributes.get_string("direction", "forward")) != "forward":
@@ -178,13 +178,13 @@ class _Opening:
         return what, fault, partial(self._open_recurrence, node, {at: starts[at] for at in hidden})
 
     def _open_recurrence(self, node: ir.Node, starts: Mapping[int, NDArray[Any] | None]) -> None:
-        given = [*node.inputs, *[None] * 8]
-        rows, width = self._sizes.of(given[0])[1:2] or (None,), self._sizes.of(given[2])[-1:]
+        inputs = [*node.inputs, *[None] * 8]
+        rows, width = self._sizes.of(inputs[0])[1:2] or (None,), self._sizes.of(inputs[2])[-1:]
         node.resize_inputs(max(len(node.inputs), _FIRST + max(starts) + 1))
         node.resize_outputs(max(len(node.outputs), max(starts) + 2))
         for at, first in starts.items():
             initial = first[:, :1] if first is not None and first.any() else None
-            start = self._take(node, "hc"[at], (1, *rows, *width), self._sizes.dtype(given[0]), initial)
+            start = self._take(node, "hc"[at], (1, *rows, *width), self._sizes.dtype(inputs[0]), initial)
             node.replace_input_with(_FIRST + at, start)
             node.outputs[at + 1].name = node.outputs[at + 1].name or f"{start.name}.last"
             self._give(node.outputs[at + 1], start)
@@ -230,8 +230,8 @@ class _Opening:
         front = [0 if each == at else number for each, number in enumerate(window.front)]
         node.attributes["pads"] = ir.AttrInt64s("pads", [*front, *window.behind])
         if window.cut is not None:
-            left_out, made = window.cut.outputs[0], node.outputs[0]
-            ir.convenience.replace_nodes_and_values(self._graph, node, [window.cut], [], [left_out], [made])
+            left_out, result = window.cut.outputs[0], node.outputs[0]
+            ir.convenience.replace_nodes_and_values(self._graph, node, [window.cut], [], [left_out], [result])
 
     def _transposed(self, node: ir.Node) -> _Read | None:
         """Read a ConvTranspose whose last results overlap those of the next positions."""
@@ -284,21 +284,21 @@ class _Opening:
 
     def _counting(self) -> set[ir.Node]:
         """Return the Ranges along positions by which a sum over positions is divided."""
-        counts, sums, found = dict[ir.Value, ir.Node](), set[ir.Value](), set[ir.Node]()
+        counts, sums, nodes = dict[ir.Value, ir.Node](), set[ir.Value](), set[ir.Node]()
         for node in self._graph:
-            made, given = node.outputs[0], [value for value in node.inputs if value is not None]
+            result, inputs = node.outputs[0], [value for value in node.inputs if value is not None]
             if node.op_type == "CumSum":
-                sums.add(made)
-            elif node.op_type == "Range" and self._sizes.follows(made, 0):
-                counts[made] = node
+                sums.add(result)
+            elif node.op_type == "Range" and self._sizes.follows(result, 0):
+                counts[result] = node
             elif node.op_type in _SCALES:
-                ranges = [counts[value] for value in given if value in counts]
-                if sums & {*given}:
-                    sums.add(made)
-                    found |= {*ranges} if node.op_type in ("Div", "Mul") else set()
+                ranges = [counts[value] for value in inputs if value in counts]
+                if sums & {*inputs}:
+                    sums.add(result)
+                    nodes |= {*ranges} if node.op_type in ("Div", "Mul") else set()
                 if ranges:
-                    counts[made] = ranges[0]
-        return found
+                    counts[result] = ranges[0]
+        return nodes
 
     def _count(self, node: ir.Node) -> _Read | None:
         """Read a Range that counts positions for an average."""
@@ -337,9 +337,9 @@ class _Opening:
         name = next(name for name in names if not self._names & {name, f"new_{name}"})
         self._names |= {name, f"new_{name}"}
         self.found.append(Hidden(name_of(node), node.op_type, name, f"new_{name}", sizes, initial))
-        made = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(sizes))
-        self._graph.inputs.append(made)
-        return made
+        value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(sizes))
+        self._graph.inputs.append(value)
+        return value
 
     def _give(self, value: ir.Value, state: ir.Value) -> None:
         """Return a value as the next value of a state: add the output."""
@@ -357,9 +357,9 @@ class _Opening:
 
     def _again(self, state: ir.Value, node: ir.Node, inputs: Sequence[ir.Value | None]) -> ir.Value:
         """Add a copy of a node with other inputs; return its result."""
-        made = self._add(state, node.op_type, inputs)
-        made.producer().attributes.update(node.attributes)  # type: ignore[union-attr]
-        return made
+        result = self._add(state, node.op_type, inputs)
+        result.producer().attributes.update(node.attributes)  # type: ignore[union-attr]
+        return result
 
     def _cut(self, state: ir.Value, value: ir.Value | None, start: int, end: int, axis: int) -> ir.Value:
         return self._add(state, "Slice", [value, *(self._numbers(number) for number in (start, end, axis))])

@@ -78,49 +78,52 @@ class Sizes:
         """Return the sizes of a value: a text for an open size, None for an unknown one; () if nothing is known."""
         if value is not None and value.const_value is not None:
             return tuple(value.const_value.shape.numpy())
-        one, two = (found.get(value, _NOTHING).sizes for found in (self._short, self._other))
-        return tuple(self._told(a, b) for a, b in zip(one, two, strict=False))
+        one, two = (run.get(value, _NOTHING).sizes for run in (self._short, self._other))
+        return tuple(self._size_of(a, b) for a, b in zip(one, two, strict=False))
 
-    def _told(self, one: int | None, two: int | None) -> Size | None:
+    def _size_of(self, one: int | None, two: int | None) -> Size | None:
         """Return a number that two measurements agree on, or the symbol that had these numbers in both; else None."""
         names = [symbols.get(number or 0) for symbols, number in zip(self._symbols, (one, two), strict=True)]
         return one if one == two else names[0] if names[0] == names[1] else None
 
     def same(self, value: ir.Value, other: ir.Value) -> None:
         """Copy all facts about `other` to `value`, which replaces it."""
-        for found in (self._short, self._other, self._long):
-            if other in found:
-                found[value] = found[other]
+        for run in (self._short, self._other, self._long):
+            if other in run:
+                run[value] = run[other]
 
     def dtype(self, value: ir.Value | None) -> ir.DataType:
         """Return a value's dtype; float32 if it is unknown."""
         return self._short.get(value, _NOTHING).dtype or ir.DataType.FLOAT
 
     def constant(self, value: ir.Value | None) -> NDArray[Any] | None:
-        """Return the content of a constant; if it depends on sizes, the content for one choice of sizes; else None."""
+        """Return the content of a constant; if it depends on sizes, the content for one choice of sizes; else None.
+
+        For example, the int64 [3] that a Reshape reads as its shape.
+        """
         known = None if value is None else value.const_value
         return self._short.get(value, _NOTHING).constant if known is None else known.numpy()
 
     def follows(self, value: ir.Value | None, axis: int) -> bool | None:
         """Return whether an axis grows with the segment; None if that is unknown."""
-        one, two = ((*found.get(value, _NOTHING).sizes, *[None] * 9)[axis] for found in (self._short, self._long))
+        one, two = ((*run.get(value, _NOTHING).sizes, *[None] * 9)[axis] for run in (self._short, self._long))
         return None if one is None or two is None else one != two
 
     def less(self, value: ir.Value, cut: ir.Value, axis: int) -> Size | None:
-        """Return the number of rows by which an axis of `cut` is shorter than that of `value`; None if unknown."""
-        runs = [[found.get(end, _NOTHING).sizes for end in (value, cut)] for found in (self._short, self._other)]
-        found = [(one[axis] or 0) - (two[axis] or 0) for one, two in runs if len(one) == len(two) > axis]
-        return self._told(found[0], found[1]) if len(found) == 2 else None
+        """Return by how many rows `cut` is shorter than `value` along an axis; None if unknown."""
+        runs = [[run.get(end, _NOTHING).sizes for end in (value, cut)] for run in (self._short, self._other)]
+        run = [(one[axis] or 0) - (two[axis] or 0) for one, two in runs if len(one) == len(two) > axis]
+        return self._size_of(run[0], run[1]) if len(run) == 2 else None
 
     def _is_fixed(self, node: ir.Node) -> bool:
         """Return whether a node hides its input's length: a Reshape to [B, 7, 6], or a Slice up to 7."""
         if node.op_type != "Reshape" and (node.op_type != "Slice" or numbers(node.inputs[1]) != [0]):
             return False
-        (given, longer), (made, same) = (
-            [found.get(end, _NOTHING).sizes for found in (self._short, self._long)]
+        (entry, longer), (result, same) = (
+            [run.get(end, _NOTHING).sizes for run in (self._short, self._long)]
             for end in (node.inputs[0], node.outputs[0])
         )
-        return given != longer and made == same and bool(made) and None not in made
+        return entry != longer and result == same and bool(result) and None not in result
 
 
 def _measured(
@@ -175,7 +178,7 @@ def _measured(
         graph.append(shown)
         graph.outputs.append(shown.outputs[0])
     try:
-        found = fold(copy).graph.outputs if asked else ()
+        results = fold(copy).graph.outputs if asked else ()
     except RunError:  # the sizes contradict each other
         return {}
     return {
@@ -184,7 +187,7 @@ def _measured(
             end.dtype,
             None if end.const_value is None else end.const_value.numpy(),
         )
-        for value, end in zip(asked, found, strict=False)
+        for value, end in zip(asked, results, strict=False)
     }
 
 

@@ -74,8 +74,12 @@ def read_tail(node: ir.Node, sizes: Sizes) -> tuple[Window, int, str] | None:
     wider = [at for at, span in enumerate(window.spans) if span > window.strides[at]]
     if not (along := [at for at in wider if sizes.follows(window.source, at + 2)]):
         return None
-    at, said, fault = along[0], node.attributes, ""
-    if len(along) > 1 or "output_shape" in said or said.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
+    at, attributes, fault = along[0], node.attributes, ""
+    if (
+        len(along) > 1
+        or "output_shape" in attributes
+        or attributes.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
+    ):
         fault = "gives sizes of its own, expected a kernel and a stride along one axis of positions"
     elif window.front[at]:
         fault = f"drops its first {window.front[at]} results, expected none: it needs positions that come later"
@@ -85,10 +89,10 @@ def read_tail(node: ir.Node, sizes: Sizes) -> tuple[Window, int, str] | None:
 
 
 def _read(node: ir.Node, sizes: Sizes) -> Window | None:
-    kernel, said = sizes.of(node.inputs[1])[2:], node.attributes
+    kernel, attributes = sizes.of(node.inputs[1])[2:], node.attributes
     ones, none = [1] * len(kernel), [0] * 2 * len(kernel)
     steps, strides, pads = (
-        [*said.get_ints(name, each)] for name, each in (("dilations", ones), ("strides", ones), ("pads", none))
+        [*attributes.get_ints(name, each)] for name, each in (("dilations", ones), ("strides", ones), ("pads", none))
     )
     spans = [(n - 1) * step + 1 for n, step in zip(kernel, steps, strict=False) if isinstance(n, int)]
     if not len(kernel) == len(spans) == len(steps) == len(strides) == len(pads) / 2 > 0:
@@ -124,12 +128,12 @@ def _cut(node: ir.Node, sizes: Sizes) -> tuple[int, int, ir.Node] | None:
 
     Convolutions are often padded on both sides, and the surplus is cut off.
     """
-    made = node.outputs[0]
-    users = [user for user, _ in made.uses() if user.op_type != "Shape"]  # a Shape may serve the Slice
+    result = node.outputs[0]
+    users = [user for user, _ in result.uses() if user.op_type != "Shape"]  # a Shape may serve the Slice
     if len(users) != 1 or users[0].op_type != "Slice":
         return None
     starts, _, axes = (numbers(value) for value in (*users[0].inputs, None)[1:4])
-    at = axes[0] % len(sizes.of(made)) if axes and sizes.of(made) else 0
-    dropped = sizes.less(made, users[0].outputs[0], at)
+    at = axes[0] % len(sizes.of(result)) if axes and sizes.of(result) else 0
+    dropped = sizes.less(result, users[0].outputs[0], at)
     right = at >= 2 and starts == [0]
     return (at - 2, dropped, users[0]) if right and isinstance(dropped, int) and dropped > 0 else None

@@ -65,10 +65,10 @@ def _sized(graph: ir.Model, step: FileStep, network: StepNetwork) -> ir.Model:
     """Return a copy of the graph with a program's sizes."""
     model = copied(graph)
     sizes = {spec.name: spec.shape for spec in network.inputs}
-    taken = {side.port: sizes[side.spec.name] for side in step.inputs}
-    taken |= {side.port: sizes[f"state.{side.spec.name}.in"] for side, _ in step.states}
+    shapes = {side.port: sizes[side.spec.name] for side in step.inputs}
+    shapes |= {side.port: sizes[f"state.{side.spec.name}.in"] for side, _ in step.states}
     for value in model.graph.inputs:
-        value.shape = ir.Shape(taken[str(value.name)])
+        value.shape = ir.Shape(shapes[str(value.name)])
     for value in model.graph.outputs:
         value.shape = None
     forget_sizes(model.graph)
@@ -77,16 +77,18 @@ def _sized(graph: ir.Model, step: FileStep, network: StepNetwork) -> ir.Model:
 
 def _put_around(graph: ir.Graph, step: FileStep, plan: Plan, network: StepNetwork) -> None:
     """Replace a graph's inputs and outputs by the program's, in its order, in place."""
-    given = {spec.name: ir.Value(name=spec.name, type=ir.TensorType(_TYPES[spec.dtype])) for spec in network.inputs}
+    graph_inputs = {
+        spec.name: ir.Value(name=spec.name, type=ir.TensorType(_TYPES[spec.dtype])) for spec in network.inputs
+    }
     kinds = {spec.name: _TYPES[spec.dtype] for spec in network.outputs}
     states = {state.name: state for state in plan.states}
-    taken = {side.port: given[side.spec.name] for side in step.inputs}
-    taken |= {side.port: given[states[side.spec.name].input] for side, _ in step.states}
+    ports = {side.port: graph_inputs[side.spec.name] for side in step.inputs}
+    ports |= {side.port: graph_inputs[states[side.spec.name].input] for side, _ in step.states}
     results = {str(value.name): value for value in graph.outputs}
 
     def node(op: str, *inputs: ir.Value, **attributes: int) -> ir.Value:
-        graph.append(made := ir.node(op, inputs, attributes=attributes))
-        return made.outputs[0]
+        graph.append(result := ir.node(op, inputs, attributes=attributes))
+        return result.outputs[0]
 
     def number(values: int | list[int], kind: ir.DataType) -> ir.Value:
         return initializer(graph, f"around.{len(graph.initializers)}", ir.tensor(values, dtype=kind).numpy())
@@ -99,15 +101,15 @@ def _put_around(graph: ir.Graph, step: FileStep, plan: Plan, network: StepNetwor
         value = cast(results[port], kinds[state.output])
         if plan.streams != "independent" or state.batch_axis is None:
             return value
-        live = node("Greater", given[VALID], number(0, ir.DataType.INT32))
+        live = node("Greater", graph_inputs[VALID], number(0, ir.DataType.INT32))
         if axes := [axis for axis in range(len(state.shape)) if axis != state.batch_axis]:
             live = node("Unsqueeze", live, number(axes, ir.DataType.INT64))
-        return node("Where", live, value, given[state.input])
+        return node("Where", live, value, graph_inputs[state.input])
 
     for own in graph.inputs:
-        made = cast(taken[str(own.name)], own.dtype)
-        ir.convenience.replace_all_uses_with(own, made, replace_graph_outputs=True)
-        results = {port: made if value is own else value for port, value in results.items()}
+        cast_value = cast(ports[str(own.name)], own.dtype)
+        ir.convenience.replace_all_uses_with(own, cast_value, replace_graph_outputs=True)
+        results = {port: cast_value if value is own else value for port, value in results.items()}
     returned = [
         node("LogSoftmax", results[side.port], axis=-1)
         if isinstance(side.spec, OutputSpec) and side.spec.role == "logits"
@@ -115,6 +117,6 @@ def _put_around(graph: ir.Graph, step: FileStep, plan: Plan, network: StepNetwor
         for side in step.outputs
     ]
     returned += [after(states[side.spec.name], port) for side, port in step.states]
-    for ends, values in ((graph.inputs, given.values()), (graph.outputs, returned)):
+    for ends, values in ((graph.inputs, graph_inputs.values()), (graph.outputs, returned)):
         ends.clear()
         ends.extend(values)

@@ -88,20 +88,25 @@ class FileModule(nn.Module):
 
         def run(*given: Tensor) -> tuple[Tensor, ...]:
             feeds = {side.port: tensor.numpy().astype(side.dtype) for side, tensor in zip(takes, given, strict=True)}
-            found = call(feeds)
+            results = call(feeds)
             return tuple(
-                torch.from_numpy(np.array(found[port]).astype(kind_of(port, side.dtype))) for port, side in gives
+                torch.from_numpy(np.array(results[port]).astype(kind_of(port, side.dtype))) for port, side in gives
             )
 
         self._run = run
 
     def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
-        """Return the outputs, then the states."""
+        """Return the outputs, then the states.
+
+        For example, x [2, 8] and h [2, 32] give y [2, 4] and the next h [2, 32].
+        """
         return self._run(*given)
 
 
 def caller(runner: Runner, path: Path, constants: Mapping[str, Array]) -> Call:
     """Return a function that runs a file, with `constants` as inputs in each call.
+
+    For example, `constants` {"sr": 16000} are fed beside x [1, 512].
 
     The function raises:
         UsageError: the file does not run with these shapes.

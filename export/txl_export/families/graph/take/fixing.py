@@ -25,6 +25,8 @@ ADVICE = "check --fix"
 def fix(foreign: Foreign, values: Mapping[str, Any]) -> tuple[ir.Model, dict[str, Array]]:
     """Return a copy of the graph with some inputs as constants and some sizes as numbers.
 
+    For example, `values` {"sr": 16000, "batch": 1}.
+
     Args:
         foreign: the file.
         values: values by name: numbers, arrays, or their JSON; for a size an integer.
@@ -79,18 +81,20 @@ def forget_sizes(graph: ir.Graph) -> None:
 def drop_unread(model: ir.Model, kept: Collection[str]) -> dict[str, Array]:
     """Remove inputs of fixed shape that no node reads, in place, except those in `kept`.
 
+    For example, {"mask": [1, 8]}.
+
     Returns:
         Zeros by name, for calls of the original file, which still needs these inputs.
     """
-    found: dict[str, Array] = {}
+    zeros: dict[str, Array] = {}
     for value in list(model.graph.inputs):
         sizes = list(value.shape) if value.shape is not None else [None]
         if value.uses() or value.is_graph_output() or str(value.name) in kept or value.dtype is None:
             continue
         if all(isinstance(size, int) for size in sizes):
-            found[str(value.name)] = np.zeros([int(str(size)) for size in sizes], value.dtype.numpy())
+            zeros[str(value.name)] = np.zeros([int(str(size)) for size in sizes], value.dtype.numpy())
             model.graph.inputs.remove(value)
-    return found
+    return zeros
 
 
 def lengthen(model: ir.Model, segment: Mapping[str, int]) -> bool:
@@ -124,13 +128,13 @@ def _decoded(name: str, text: str) -> Any:
 
 def _constant(name: str, port: Port, value: Any) -> Array:
     try:
-        found = np.asarray(value).astype(port.dtype)
-        exact = np.array_equal(found.astype(np.float64), np.asarray(value, np.float64)) or found.dtype.kind == "f"
+        array = np.asarray(value).astype(port.dtype)
+        exact = np.array_equal(array.astype(np.float64), np.asarray(value, np.float64)) or array.dtype.kind == "f"
         sizes = [size if isinstance(size, int) else 0 for size in port.shape]
-        if exact and (found.shape == tuple(sizes) or 0 not in sizes):
-            return np.broadcast_to(found, sizes).copy()
-        if exact and found.ndim == len(sizes):
-            return found
+        if exact and (array.shape == tuple(sizes) or 0 not in sizes):
+            return np.broadcast_to(array, sizes).copy()
+        if exact and array.ndim == len(sizes):
+            return array
     except (TypeError, ValueError):
         pass
     raise UsageError(f"{name} is fixed to {value!r}, expected {port.dtype or 'a tensor'} {list(port.shape)}; {ADVICE}")

@@ -65,7 +65,7 @@ class Leapp:
         states: for the input of a state, the output that is its next value.
         initial: initial values by the names of inputs; {} means zeros.
         rate: calls per second; None if unknown.
-        facts: what the inputs and outputs that are no states mean, for the manifest's `family`.
+        facts: the meaning of inputs and outputs that are no states, for the manifest's `family`.
     """
 
     path: Path
@@ -92,8 +92,8 @@ def read_leapp(path: Path) -> Leapp:
     """
     texts, name = _texts(path)
     if len(texts) != 1:
-        found = f"{len(texts)} YAML files of LEAPP's with at most {MOST_BYTES} bytes"
-        raise CheckpointError(f"{path}: {found}, expected one; give its path")
+        what = f"{len(texts)} YAML files of LEAPP's with at most {MOST_BYTES} bytes"
+        raise CheckpointError(f"{path}: {what}, expected one; give its path")
     ((table, text),) = texts.items()
     document = _read(table, text)
     nodes, flow = document.models, document.pipeline
@@ -103,10 +103,10 @@ def read_leapp(path: Path) -> Leapp:
     node, pairs = nodes[name], _pairs(table, nodes, flow.feedback_flow)
     returned = {f"{name}/{tensor.name}": tensor.name for tensor in node.outputs}
     sources = {tensor.name: pairs.get(f"{name}/{tensor.name}") for tensor in node.inputs}
-    states = {given: returned[source] for given, source in sources.items() if source in returned}
+    states = {entry: returned[source] for entry, source in sources.items() if source in returned}
     if {*states.values()} == {*returned.values()}:
-        found = f"{table}: all that {shown(name)} returns is given to it again ({some([*states.values()])})"
-        raise CheckpointError(f"{found}, expected an output beside; have LEAPP return it twice, as state and as output")
+        what = f"{table}: all that {shown(name)} returns is given to it again ({some([*states.values()])})"
+        raise CheckpointError(f"{what}, expected an output beside; have LEAPP return it twice, as state and as output")
     initial = _first_values(table, flow.initial_values, name, states) if flow.initial_values else {}
     facts = {
         "observations": [_meaning(tensor) for tensor in node.inputs if tensor.name not in states],
@@ -116,22 +116,22 @@ def read_leapp(path: Path) -> Leapp:
 
 
 def _meaning(tensor: _Tensor) -> dict[str, Any]:
-    said = {"kind": tensor.kind, "elements": tensor.element_names}
-    return {"name": tensor.name, **{key: value for key, value in said.items() if value}}
+    meaning = {"kind": tensor.kind, "elements": tensor.element_names}
+    return {"name": tensor.name, **{key: value for key, value in meaning.items() if value}}
 
 
 def _texts(path: Path) -> tuple[dict[Path, str], str]:
     """Return the text of each YAML file like LEAPP's, by path, and the node that is appended to `path`, or ""."""
-    (head, _, node), found = path.name.rpartition(":"), dict[Path, str]()
+    (head, _, node), texts = path.name.rpartition(":"), dict[Path, str]()
     with suppress(OSError):  # the name may be too long for the file system
         path, node = (path.with_name(head), node) if head and not path.exists() else (path, "")
         if (path / "config.json").exists():  # a Hugging Face folder: do not search it
-            return found, node
+            return texts, node
         for file in sorted(path.glob("*.yaml")) if path.is_dir() else [path]:
             with suppress(OSError, CheckpointError, UnicodeDecodeError):
                 text = read_regular(file, MOST_BYTES).decode()
-                found |= {file: text} if "\nmodels:" in f"\n{text}" else {}
-    return found, node
+                texts |= {file: text} if "\nmodels:" in f"\n{text}" else {}
+    return texts, node
 
 
 def _read(table: Path, text: str) -> _Document:
@@ -146,12 +146,12 @@ def _pairs(table: Path, nodes: dict[str, _Node], flow: dict[str, list[str]]) -> 
     """Return the feedback table: for an input NODE/NAME, the output NODE/NAME that it gets in the next call."""
     outputs = {f"{name}/{tensor.name}" for name, node in nodes.items() for tensor in node.outputs}
     inputs = {f"{name}/{tensor.name}" for name, node in nodes.items() for tensor in node.inputs}
-    found = dict[str, str]()
+    pairs = dict[str, str]()
     for source, target in ((source, target) for source, targets in flow.items() for target in targets):
-        if source not in outputs or target not in inputs or found.setdefault(target, source) != source:
+        if source not in outputs or target not in inputs or pairs.setdefault(target, source) != source:
             leads = f"{table}: leads {shown(source)} to {shown(target)}"
             raise CheckpointError(f"{leads}, expected one output of a node for an input of one; {AGAIN}")
-    return found
+    return pairs
 
 
 def _graph(table: Path, name: str, node: _Node) -> Path:
@@ -181,5 +181,5 @@ def _beside(table: Path, named: str, read: Callable[[bytes], Any]) -> tuple[Path
     try:
         return file, read(read_regular(file, MOST_FILE_BYTES))
     except (CheckpointError, OSError, ValueError, MsgspecError, RecursionError) as error:
-        found = getattr(error, "strerror", None) or one_line(error)
-        raise CheckpointError(f"{file}: {found}; expected the file that LEAPP wrote: copy it again") from None
+        reason = getattr(error, "strerror", None) or one_line(error)
+        raise CheckpointError(f"{file}: {reason}; expected the file that LEAPP wrote: copy it again") from None

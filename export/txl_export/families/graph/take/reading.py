@@ -77,8 +77,8 @@ class Foreign:
 
     def of(self, model: ir.Model) -> Foreign:
         """Return a record of another graph made from this file; large weights stay in their files."""
-        given = model.graph.initializers
-        inputs = [(str(value.name) in given, _port(value, "input")) for value in model.graph.inputs]
+        initializers = model.graph.initializers
+        inputs = [(str(value.name) in initializers, _port(value, "input")) for value in model.graph.inputs]
         return replace(
             self,
             model=model,
@@ -105,8 +105,8 @@ def read_foreign(path: Path) -> Foreign:
     for value in model.graph.inputs:
         fixed = math.prod(size for size in value.shape or () if isinstance(size, int))
         if fixed > MOST_NUMBERS:
-            told = brief(printable(str(value.name)))
-            raise CheckpointError(f"{path}: {told} has {fixed:.3g} numbers, expected at most {MOST_NUMBERS}")
+            shown_name = brief(printable(str(value.name)))
+            raise CheckpointError(f"{path}: {shown_name} has {fixed:.3g} numbers, expected at most {MOST_NUMBERS}")
     for values, side in ((model.graph.inputs, "inputs"), (model.graph.outputs, "outputs")):
         axes = max((len(value.shape or ()) for value in values), default=0)
         longest = max((len(str(text)) for one in values for text in (one.name, *(one.shape or ()))), default=0)
@@ -158,11 +158,11 @@ def parse(data: bytes, path: Path) -> tuple[ir.Model, int, bytes]:
                 tensor.ClearField("data_location")
             data = model.SerializeToString()
         with quiet():  # silences onnx-ir; whoever runs the graph reports what is wrong with it
-            made = ir.from_proto(model)
-            ir.external_data.set_base_dir(made.graph, str(path.parent))
+            parsed = ir.from_proto(model)
+            ir.external_data.set_base_dir(parsed.graph, str(path.parent))
     except Exception as error:  # onnx-ir raises many types
         raise CheckpointError(f"{path}: no graph that could be changed ({_why(error)}); export it again") from None
-    return made, beside, data
+    return parsed, beside, data
 
 
 def copied(model: ir.Model) -> ir.Model:
@@ -211,8 +211,8 @@ def _texts(graph: Any) -> Iterator[Any]:
 
 def _length(tensor: Any) -> float:
     """Return the number of bytes of a tensor in a separate file; infinity if the file does not say."""
-    said = {entry.key: entry.value for entry in tensor.external_data}
-    return float(said["length"]) if said.get("length", "").isdecimal() else math.inf
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    return float(entries["length"]) if entries.get("length", "").isdecimal() else math.inf
 
 
 def _tensors(graph: Any) -> Iterator[Any]:
@@ -244,22 +244,24 @@ def _beside(tensors: Iterable[Any], path: Path) -> int:
     Raises:
         CheckpointError: a file is missing or elsewhere, or a tensor has too many axes.
     """
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for tensor in tensors:
         if len(tensor.dims) > MOST_AXES:
             raise CheckpointError(f"{path}: a tensor has {len(tensor.dims)} axes, expected at most {MOST_AXES}")
-        said = {entry.key: entry.value for entry in tensor.external_data}
-        if (place := said.get("location")) is None:
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        if (place := entries.get("location")) is None:
             continue
-        if place not in found:
+        if place not in sizes:
             plain, beside = PurePosixPath(place), path.parent / place
             inside = not (plain.is_absolute() or ".." in plain.parts or "\\" in place or "\0" in place)
             if len(place) > MOST_NAME or not inside or not beside.is_file():
-                told = brief(printable(place))
-                raise CheckpointError(f"{path}: its weights lie in {told!r}, expected a file beside it; copy it too")
-            found[place] = beside.stat().st_size
-        ends = sum(int(said[key][:20]) for key in ("offset", "length") if said.get(key, "")[:20].isdecimal())
-        if ends > found[place]:
-            told = f"{printable(place)} has {found[place]} bytes, of which its weights take {ends} or more"
-            raise CheckpointError(f"{path}: {told}, expected all of them; copy it again")
-    return sum(found.values())
+                shown_place = brief(printable(place))
+                raise CheckpointError(
+                    f"{path}: its weights lie in {shown_place!r}, expected a file beside it; copy it too"
+                )
+            sizes[place] = beside.stat().st_size
+        ends = sum(int(entries[key][:20]) for key in ("offset", "length") if entries.get(key, "")[:20].isdecimal())
+        if ends > sizes[place]:
+            shown_place = f"{printable(place)} has {sizes[place]} bytes, of which its weights take {ends} or more"
+            raise CheckpointError(f"{path}: {shown_place}, expected all of them; copy it again")
+    return sum(sizes.values())

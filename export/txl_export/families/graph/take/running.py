@@ -105,8 +105,8 @@ class Helper:
         """
         self.check()
         try:
-            found = self._process.ask(msgspec.msgpack.encode(request), CLOCK * self.seconds_left)
-            answer = msgspec.msgpack.decode(found, type=Answer)
+            reply = self._process.ask(msgspec.msgpack.encode(request), CLOCK * self.seconds_left)
+            answer = msgspec.msgpack.decode(reply, type=Answer)
         except (EndedError, msgspec.DecodeError) as error:
             raise EndedError(f"ONNX Runtime's process {error}") from None
         self._used = answer.seconds

@@ -95,15 +95,19 @@ def parts(model: Any) -> int:
 def packed(arrays: Mapping[str, Any]) -> dict[str, Numbers]:
     """Return arrays in the form in which they are sent.
 
+    For example, a float32 array [2, 8] is sent as ("<f4", (2, 8), 64 bytes).
+
     Raises:
         ValueError: an array holds no numbers.
     """
-    given = {name: np.asarray(array) for name, array in arrays.items()}
-    return {name: (_kind(one.dtype).str, one.shape, one.tobytes()) for name, one in given.items()}
+    numbers = {name: np.asarray(array) for name, array in arrays.items()}
+    return {name: (_kind(one.dtype).str, one.shape, one.tobytes()) for name, one in numbers.items()}
 
 
 def unpacked(arrays: Mapping[str, Numbers]) -> dict[str, Any]:
     """Return the arrays that `packed` encoded.
+
+    For example, ("<f4", (2, 8), 64 bytes) becomes a float32 array [2, 8].
 
     Raises:
         ValueError, TypeError: the bytes are no array of numbers.
@@ -113,21 +117,21 @@ def unpacked(arrays: Mapping[str, Numbers]) -> dict[str, Any]:
 
 
 def _kind(dtype: Any) -> np.dtype[Any]:
-    found: np.dtype[Any] = np.dtype(dtype)
-    if found.kind not in "biufc":
-        raise ValueError(f"{found}, expected numbers")
-    return found
+    kind: np.dtype[Any] = np.dtype(dtype)
+    if kind.kind not in "biufc":
+        raise ValueError(f"{kind}, expected numbers")
+    return kind
 
 
 def answer(request: bytes) -> bytes:
     """Answer one request of `sandbox.process.Bounded`: a `Request` in MessagePack gives an `Answer`."""
     asked = msgspec.msgpack.decode(request, type=Request)
     try:
-        found = _answer(asked)
+        reply = _answer(asked)
     except Exception as error:  # ONNX Runtime has a type per status code; onnx and NumPy raise others
-        found = Answer(error=one_line(error))
-    found.seconds = time.process_time()
-    return msgspec.msgpack.encode(found)
+        reply = Answer(error=one_line(error))
+    reply.seconds = time.process_time()
+    return msgspec.msgpack.encode(reply)
 
 
 def _answer(asked: Request) -> Answer:
@@ -173,14 +177,14 @@ def _session(graph: bytes, folder: str, optimised: Path | None = None) -> Any:
         raise ValueError(_too_new(str(error), onnxruntime.__version__) or one_line(error)) from None
 
 
-def _too_new(said: str, installed: str) -> str:
+def _too_new(declared: str, installed: str) -> str:
     """Return our message for ONNX Runtime's about a graph that is newer than it; "" for any other message."""
-    opset = re.search(r"Opset (\d+) is under development.* ai\.onnx is till opset (\d+)", said)
-    version = re.search(r"model IR version: (\d+), max supported IR version: (\d+)", said)
-    if not (found := opset or version):
+    opset = re.search(r"Opset (\d+) is under development.* ai\.onnx is till opset (\d+)", declared)
+    version = re.search(r"model IR version: (\d+), max supported IR version: (\d+)", declared)
+    if not (newer := opset or version):
         return ""
     return (
-        f"{'opset' if opset else 'format version'} {found[1]}, expected at most {found[2]}, which is what the installed"
+        f"{'opset' if opset else 'format version'} {newer[1]}, expected at most {newer[2]}, which is what the installed"
         f" ONNX Runtime {installed} opens; install a newer one, such as 1.32 for opset 27, or take opset 18 … 24"
     )
 
@@ -207,8 +211,8 @@ def _fold(data: bytes, place: Path, folder: str) -> Answer:
             data = ir.to_proto(model).SerializeToString()
             graph = onnx.load_model_from_string(data)
     if graph.functions:  # inline bodies of ONNX Runtime's own operators, which a bundle lacks
-        kept = [("com.microsoft", name) for name in sorted(WHOLE)]
-        graph = onnx.inliner.inline_selected_functions(graph, kept, exclude=True)
+        whole = [("com.microsoft", name) for name in sorted(WHOLE)]
+        graph = onnx.inliner.inline_selected_functions(graph, whole, exclude=True)
     cut = any(node.op_type in WHOLE for node in graph.graph.node)
     mend = _cut(graph) if cut else None
     _session(graph.SerializeToString(), folder, place / FOLDED)
@@ -255,13 +259,13 @@ def _cut(model: Any) -> Callable[[Any], None]:
         graph.node.remove(node)
     returned = {name: types[name] for node in whole for name in node.output if name}
     read = {name for node in whole for name in node.input}
-    made = {name for node in graph.node for name in node.output} & read
+    results = {name for node in graph.node for name in node.output} & read
     tensors = [tensor for tensor in graph.initializer if tensor.name in read]
-    kept = [value for value in outputs if value.name not in returned]
+    left = [value for value in outputs if value.name not in returned]
     graph.input.extend(returned.values())
     del graph.output[:]
-    graph.output.extend(kept)
-    graph.output.extend(onnx.ValueInfoProto(name=name) for name in sorted(made - {value.name for value in kept}))
+    graph.output.extend(left)
+    graph.output.extend(onnx.ValueInfoProto(name=name) for name in sorted(results - {value.name for value in left}))
 
     def mend(graph: Any) -> None:
         there = {tensor.name for tensor in graph.initializer}
@@ -276,8 +280,8 @@ def _cut(model: Any) -> Callable[[Any], None]:
 
 def _run(session: Any, feeds: dict[str, Any]) -> Answer:
     names = [value.name for value in session.get_outputs()]
-    found = zip(names, session.run(names, feeds), strict=True)
-    arrays = {name: array for name, array in found if isinstance(array, np.ndarray)}
+    results = zip(names, session.run(names, feeds), strict=True)
+    arrays = {name: array for name, array in results if isinstance(array, np.ndarray)}
     if (size := sum(array.nbytes for array in arrays.values())) > MOST_ANSWER:
         return Answer(error=f"returned {size} bytes, expected at most {MOST_ANSWER}")
     return Answer(outputs=packed(arrays))

@@ -94,8 +94,8 @@ def bisect_against_reference(bundle: Bundle, reference: PaperModel) -> Bisection
         wanted = [*names.values(), *(spec.name for spec in program.outputs[1:])]
         results = dict(zip(wanted, opened.run(wanted, {**feeds, "tokens": tokens}), strict=True))
         expected, memory = traced(reference, torch.from_numpy(tokens.astype(np.int64)), memory)
-        found = {point: np.reshape(results[name], expected[point].shape) for point, name in names.items()}
-        pairs = zip(places, compare(found, expected), strict=True)
+        values = {point: np.reshape(results[name], expected[point].shape) for point, name in names.items()}
+        pairs = zip(places, compare(values, expected), strict=True)
         places = tuple(Place(a.name, max(a.difference, b.difference), max(a.largest, b.largest)) for a, b in pairs)
         if not _carry(bundle, program, feeds, results):
             break

@@ -83,12 +83,15 @@ class OracleStreams(ReferenceStreams):
         super().__init__(manifest, Oracle(network, manifest.transformer_xl.memory), count)
 
     def step(self, tokens: Ids, counts: Ids) -> NDArray[np.floating]:
-        """Run a segment: tokens [b, T] and counts [b] → log-probabilities [b, T, V], zero in rows beyond the counts."""
+        """Run a segment: tokens [b, T] and counts [b] → log-probabilities [b, T, V], zero in rows beyond the counts.
+
+        For example, tokens [2, 5] with counts [5, 3] → [2, 5, 256].
+        """
         dtype = np.float64 if self.reference.small else np.float32
         result = np.zeros((*tokens.shape, self._network.config.vocab_size), dtype)
         for rows, outputs in self.run({"tokens": tokens}, counts):
-            found = whole(outputs["logprobs"], len(rows))
-            result[rows, : found.shape[1]] = found
+            logprobs = whole(outputs["logprobs"], len(rows))
+            result[rows, : logprobs.shape[1]] = logprobs
         return result
 
     @property
@@ -98,6 +101,9 @@ class OracleStreams(ReferenceStreams):
 
 
 def handed_over(states: States) -> Iterator[Tensor]:
-    """Yield each layer of a memory and remove it from `states`, because a long memory is larger than the model."""
+    """Yield each layer of a memory and remove it from `states`, because a long memory is larger than the model.
+
+    For example, each is [2, 16, 32].
+    """
     for name in list(states):
         yield torch.from_numpy(states.pop(name))

@@ -20,7 +20,10 @@ rows, channels and sequences."""
 
 
 def selftest_vectors(manifest: Manifest, reference: PaperModel) -> dict[str, NDArray[Any]]:
-    """Return a chain through all programs until memory rolls over, with partial segments and idle sequences."""
+    """Return a chain through all programs until memory rolls over, with partial segments and idle sequences.
+
+    For example, {"length": [3]} for three steps.
+    """
     draws = np.random.default_rng(0)
     lengths, batch = manifest.segment_lengths, manifest.batch_size
     to_fill = math.ceil(manifest.memory_length / lengths[0])

@@ -45,6 +45,8 @@ def verify_models(
 ) -> Parity:
     """Run the chains and the text, and judge the results by the parity ladder.
 
+    For example, `text` is int32 [100000].
+
     Args:
         manifest: the bundle's manifest.
         openers: functions that load the bundle, one per update rule. The first loads what users get, and only that one
@@ -70,7 +72,9 @@ def verify_models(
 
 
 def _features(manifest: Manifest, open_model: Callable[[], Model], reference: PaperModel, precision: str) -> list[Gate]:
-    """Judge what enters the last feed-forward layer, if a bundle's rows hold it, until memory is full; [] if not."""
+    """Judge the input of the last feed-forward layer until memory is full, if a bundle's rows contain it; otherwise
+    return [].
+    """
     width, output = manifest.config.d_model, manifest.logprobs
     if output is None or output.width != 2 * width:
         return []
@@ -79,7 +83,7 @@ def _features(manifest: Manifest, open_model: Callable[[], Model], reference: Pa
         return []
     count = length * (2 + -(-manifest.memory_length // length))
     ids = np.random.default_rng(0).integers(manifest.vocab_size, size=(1, count)).astype(np.int32)
-    found = model.stream(1).features(ids)[..., width:]
+    features = model.stream(1).features(ids)[..., width:]
     entered, memory = list[Tensor](), reference.initial_memory()
     name = f"{layer_name(manifest.config.n_layer - 1)}.feed_forward.inner"
     reference.watch = lambda matrix, rows: entered.append(rows) if matrix == name else None
@@ -87,7 +91,7 @@ def _features(manifest: Manifest, open_model: Callable[[], Model], reference: Pa
         _, memory = reference.hidden(torch.from_numpy(ids[:, first : first + length]), memory)
     reference.watch = None
     expected = torch.cat(entered, dim=1).double().numpy()
-    limits, errors = rung(precision, model.backend.name), found - expected
+    limits, errors = rung(precision, model.backend.name), features - expected
     if limits.logprobs is not None:
         value = float(np.abs(errors).max() / max(1.0, np.abs(expected).max()))
         return [Gate("features max abs (relative)", value, limits.logprobs, value <= limits.logprobs)]
