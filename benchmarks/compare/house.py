@@ -303,7 +303,7 @@ def _truths(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def _comparison(node: ast.Compare) -> str | None:
-    """Return the form of a question that is a comparison, or ""."""
+    """Return the form of question about the model's kind, e.g. "rows", that a comparison is; None if it is none."""
     sides = [node.left, *node.comparators]
     constants, names = set(chain.from_iterable(map(_constants, sides))), {_name(side) for side in sides}
     none = any(isinstance(side, ast.Constant) and side.value is None for side in sides)
@@ -322,7 +322,7 @@ def _comparison(node: ast.Compare) -> str | None:
 
 
 def _truth(node: ast.AST) -> str | None:
-    """Return the form of a question that is a bare truth value, or ""."""
+    """Return the form of question about the model's kind, e.g. "flag", that a truth value is; None if it is none."""
     if _name(node) == "counters" and isinstance(node, ast.Attribute):
         return "rows"
     if FLAGS.match(_name(node.func if isinstance(node, ast.Call) else node)):

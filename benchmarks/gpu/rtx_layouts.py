@@ -90,7 +90,7 @@ class Graph:
 
 
 def as_one(graph: Graph) -> None:
-    """Use ONNX's Attention in place of the products."""
+    """Replace the MatMul, Softmax and MatMul of an attention by one node of ONNX's Attention."""
     for each in graph.attentions():
         mask = graph.new("Where", each.visible, each.bias, each.unseen)
         inputs = (each.query, each.key, each.value, mask.output[0])

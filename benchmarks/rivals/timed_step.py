@@ -1,4 +1,4 @@
-"""A step that is timed: with state, as `txl_export.export` takes it, and the file that its publisher offers."""
+"""A step to be timed, in two forms: what `txl_export.export` takes, and the ONNX file that its publisher offers."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ class CompiledEngines:
 
 
 class ComposedEngines:
-    """Writes composed graphs: ONNX Runtime opens them as they are."""
+    """Writes whole programs as graphs and compiles nothing, because ONNX Runtime opens them as they are."""
 
     target: Target = "cuda"
     version, platform = COMPOSED, ANYWHERE

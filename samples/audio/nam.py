@@ -299,7 +299,7 @@ def _step(module: Any, inputs: dict[str, Any], states: dict[str, Any]) -> tuple[
 
 
 def _stored(name: str) -> bool:
-    """Return True if a file has this tensor: of an LSTM's two biases it has only the sum."""
+    """Return True if `.nam` files have this tensor: they store the sum of an LSTM's two biases, as the first."""
     return "bias_hh" not in name
 
 

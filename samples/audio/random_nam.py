@@ -41,7 +41,7 @@ def wavenet(channels: tuple[int, ...], dilations: tuple[list[int], ...], seed: i
             draw(width, width, 3)
             weights.append(draws.standard_normal(width) / 10)
             draw(width, 1)
-            # divided by four times the usual width, so that additions to a layer's rows stay small
+            # fan-in of 4 × width in place of width: what a layer adds to its rows stays small
             draw(width, 4 * width)
             weights[-1] = weights[-1][: width * width]
             weights.append(draws.standard_normal(width) / 20)

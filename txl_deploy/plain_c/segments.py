@@ -65,10 +65,9 @@ def segments(step: PlainStep, whole: int, mixed: int, seed: int) -> Iterator[Seg
 
 
 def expected(stream: Stream, step: PlainStep, segment: Segment) -> dict[str, Array]:
-    """Run a segment on the bundle and return its outputs; if only shorter steps take it, they run and zeros fill the
-    rest.
+    """Run a segment on the bundle and return its outputs, e.g. {"y": [2, 5, 8]}.
 
-    For example, {"y": [2, 5, 8]}.
+    Where the bundle has steps for fewer positions only, these run one after the other, and zeros fill up the outputs.
     """
     count = int(segment.counts[0])
     if not step.shorter or count in (0, step.program.segment_length):

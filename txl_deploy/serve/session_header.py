@@ -13,11 +13,11 @@ HEADER = "x-session"
 
 
 def session_of(headers: Headers, name: str | None) -> str | None:
-    """Return the session that a request names: in its header, in its body or address (`name`), or alike in both; None
-    if it names no session. "ada" of the header "X-Session: ada" and the name None or "ada".
+    """Return the session that a request names in its header, in its body or address (`name`), or in both; None if in
+    neither. E.g. the header "X-Session: ada" with the name None or "ada" gives "ada".
 
     Raises:
-        ApiError: the header is there twice, or differs from `name`: a proxy has chosen the server by the header then.
+        ApiError: the header is there twice, or differs from `name`; a proxy may have chosen the wrong server by it.
         UsageError: this is no session's name.
     """
     values = headers.getlist(HEADER)

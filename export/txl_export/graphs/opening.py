@@ -80,7 +80,7 @@ class _Opening:
         self._order_constants()
 
     def _order_constants(self) -> None:
-        """Remove constants that no node reads; put those that replace another at its place in the order."""
+        """Remove constants that no node reads; a constant that replaces an older one takes the older one's place."""
         constants = self._graph.initializers
         places = {name: place for place, name in enumerate(constants)}
         constants_in_use = [value for value in constants.values() if value.uses()]

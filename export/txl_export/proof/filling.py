@@ -1,4 +1,4 @@
-"""Detects full states, and integers that still count; both decide how long a chain must be."""
+"""Detects states that are full, and whole numbers that still grow: both decide how many segments a chain must have."""
 
 from __future__ import annotations
 

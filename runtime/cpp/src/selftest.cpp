@@ -92,8 +92,8 @@ private:
         return *found;
     }
 
-    // Return the difference that the bundle had where it was made (0: outputs, 1: states), which widens the allowed
-    // one. A difference above the largest stored value would let any result pass: it is refused.
+    // Return the difference that the bundle had where it was made (0: outputs, 1: states), by which more is allowed
+    // here. A difference above the largest stored value would let any result pass, so it is refused.
     [[nodiscard]] double reached(int side) const {
         double most = ROUNDING;
         const auto take = [&](const Stored *stored, bool nats) {

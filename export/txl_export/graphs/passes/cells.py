@@ -73,7 +73,7 @@ class _Cell:
         self._build, self._node = build, node
 
     def replace_operator(self) -> None:
-        """Replace an operator: X [1, B, k] and states [1, B, d] → Y [1, 1, B, d] and states."""
+        """Replace an LSTM, GRU or RNN of one time step by plain nodes, e.g. X [1, B, k] → Y [1, 1, B, d]."""
         node, build, op = self._node, self._build, self._build.op
         x, w, r, hidden = (op("Squeeze", [node.inputs[index], build.numbers(0)]) for index in (0, 1, 2, 5))
         size = size_along(node.inputs[2], 2) or 0

@@ -72,7 +72,7 @@ class GivenWeight(TensorSpec, frozen=True, kw_only=True):
 
     @property
     def place(self) -> Place:
-        """A key that is equal for two weights if one is the beginning of the other on the device, e.g. two tables."""
+        """A key. Weights of one key share device memory: the shorter is the beginning of the longer."""
         return self.offset, self.dtype, self.fixed if self.turned else (), self.scale
 
 

@@ -35,8 +35,9 @@ class SharedWeights:
         for place, weight in weights.items():
             self._starts[place] = self.size
             self.size += aligned(tensor_bytes(weight))
-        half = STATE_DTYPES.get(bundle.manifest.precision, "float32")  # the file's type of matrices that become codes
-        types = [weight.dtype if weight.scale is None else half for weight in weights.values()]
+        # In the file, matrices that become int8 or fp8 codes have the dtype of the states.
+        stored = STATE_DTYPES.get(bundle.manifest.precision, "float32")
+        types = [weight.dtype if weight.scale is None else stored for weight in weights.values()]
         places = [
             (weight.offset, math.prod(weight.fixed) * stored_type(dtype).itemsize)
             for weight, dtype in zip(weights.values(), types, strict=True)
