@@ -67,7 +67,7 @@ class Mazes:
     def act(self, actions: Array) -> tuple[Array, Array]:
         """Take one action per row; return rewards, and the rows that left the maze by a wrong action or the last door.
 
-        For example, ([1.0, 0.0], [True, False]).
+        For example, ([1, 0], [True, False]): row 0 took the right action at the last door.
         """
         right = actions == self.right_action()
         rewards = (right & self.at_door().any(1)).astype(int)

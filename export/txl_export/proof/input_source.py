@@ -79,7 +79,7 @@ class InputSource:
     def _random(self, entry: Input, count: int, length: int) -> Array:
         sizes = entry.sizes(count, length)
         if entry.dtype == "bool":
-            return self._draws.random(sizes) < 0.5
+            return np.asarray(self._draws.random(sizes) < 0.5)  # of no axes, the comparison gives a scalar
         if entry.vocab in self._ids:
             return self._draws.choice(self._ids[entry.vocab], sizes)
         if entry.dtype == "int32":

@@ -204,6 +204,27 @@ def test_a_state_that_a_flag_clears_is_carried_over_steps_before_it_is_judged(tm
         package_c(bundle, tmp_path / "wrong")
 
 
+def test_a_flag_that_all_sequences_share_is_tried_at_0_and_1(tmp_path):
+    """A bool without axes: a draw of it is an array that can be written to."""
+    need("cc")
+    graph = Graph()
+    model = StepModel(
+        inputs=(
+            Input(name="x", dtype="float32", shape=("B", 4), role="feature"),
+            Input(name="flag", dtype="bool", shape=(), role="feature"),
+        ),
+        outputs=(Output(name="y", dtype="float32", shape=("B", 4)),),
+        states=(state("s", (B, 4), 0),),
+        streams="lockstep",
+    )
+    graph.add("Where", ["flag", "state.s.in", graph.constant(0.0, np.float32)], "carried")
+    graph.add("Add", ["carried", "x"], "sum")
+    graph.add("Identity", ["sum"], "y")
+    graph.add("Identity", ["sum"], "state.s.out")
+    model.add("step-1", 1, graph)
+    assert package_c(model.write(tmp_path / "bundle"), tmp_path / "out")
+
+
 @pytest.mark.slow
 def test_a_quantised_model_whose_scales_are_misread_is_refused(tmp_path, monkeypatch):
     """The generator takes scales on one axis for those of other blocks: nats away, and nothing in the text shows it."""

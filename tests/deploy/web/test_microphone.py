@@ -213,3 +213,17 @@ def test_no_chunk_of_a_minute_is_lost(pages: Any) -> None:
         chunks, breaks, there = heard(window, MINUTE * RATE // CHUNK)
     print(f"\n{chunks:.0f} chunks, {breaks:.0f} breaks; ms between calls of the audio thread: {there['gaps']}")
     assert there["breaks"][int(chunks) - 1] == breaks
+
+
+def test_a_microphone_is_given_back_where_the_browser_does_not_have_the_rate(pages: Any) -> None:
+    script = """() => {
+        const own = navigator.mediaDevices.getUserMedia.bind(navigator.mediaDevices);
+        navigator.mediaDevices.getUserMedia = async (wanted) => (window.sound = await own(wanted));
+        window.AudioContext = class { constructor() { throw new DOMException("no such rate", "NotSupportedError"); } };
+    }"""
+    with pages("page") as window:
+        window.page.evaluate(script)
+        listening(window)
+        window.page.wait_for_function("() => window.sound?.getTracks().every((one) => one.readyState === 'ended')")
+        window.page.locator("#begin:enabled").wait_for()
+        window.page.locator("#problem", has_text="no such rate").wait_for()
