@@ -18,7 +18,7 @@ from txl_deploy.plain_c.step import PlainStep
 MIXED = 48
 """Segments of all kinds, after those that fill the memory."""
 STEADY = 8
-"""Segments in a row in which what may be a flag is 0, then in which it is 1, then random."""
+"""Segments in a row in which what may be a flag is 0, then random, then 1, then random."""
 FILLING = 64, 2000
 """Whole segments that fill a memory whose rows are not counted; and the most for one whose rows are."""
 
@@ -42,7 +42,7 @@ def segments(step: PlainStep, whole: int, mixed: int, seed: int) -> Iterator[Seg
     """Yield `whole` segments in which all positions count, then `mixed` of all kinds.
 
     An input of one value per sequence and position may be a flag that clears the states, like `episode_start`. Random
-    values would clear them in every step, so it stays 0 for `STEADY` segments, then 1.
+    values would clear them in every step, so it stays 0 for `STEADY` segments, and later 1.
     """
     manifest, length = step.manifest, step.program.segment_length
     draws, batch, can = np.random.default_rng(seed), manifest.batch_size, manifest.can
@@ -57,10 +57,10 @@ def segments(step: PlainStep, whole: int, mixed: int, seed: int) -> Iterator[Seg
                 counts[idle] = 0
             if number % 8 == 6:
                 which[:] = draws.random(batch) < 0.5 if batch > 1 and can.run_apart else True
-        inputs, value = source.take(batch, length), (number + whole) // STEADY % 3
-        for entry in manifest.given if value < 2 else ():
+        inputs, (held, random) = source.take(batch, length), divmod((number + whole) // STEADY % 4, 2)
+        for entry in () if random else manifest.given:
             if entry.vocab is None and math.prod(entry.axes.alone.sizes(1, 1)) == 1:
-                inputs[entry.name][...] = value
+                inputs[entry.name][...] = held
         yield Segment(which, counts, inputs)
 
 
