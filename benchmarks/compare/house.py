@@ -63,11 +63,11 @@ PACKAGES = {"txl_runtime": 0, "txl_engines": 1, "txl_report": 1, "txl_export": 2
 """The level of each package; a package may import only from lower levels."""
 PLACES = ("runtime", "export", "")
 """The folders of packages in a checkout."""
-LEVELS = {"errors": 0, "types": 0, "listener": 0, "starting": 0, "files": 0, "installing": 0}
-LEVELS |= {"update_rules": 1, "ladder": 1, "bundle": 1, "guard": 2, "streaming": 3, "host": 4, "device": 4, "model": 5}
-LEVELS |= {"sandbox": 1, "sessions": 6, "selftest": 6}
+LEVELS = {"system": -1, "errors": 0, "types": 0, "listener": 0, "starting": 0, "files": 0, "installing": 0}
+LEVELS |= {"update_rules": 1, "ladder": 1, "bundle": 1, "guard": 2, "streaming": 3, "host": 4, "device": 4, "native": 5}
+LEVELS |= {"sandbox": 1, "model": 6, "sessions": 7, "selftest": 7}
 """The same of the runtime's rooms; its root, which names what is public, stands above all of them."""
-RUNTIME_ROOMS = ("bundle", "guard", "sandbox", "streaming", "host", "device", "sessions")
+RUNTIME_ROOMS = ("bundle", "guard", "sandbox", "streaming", "host", "native", "device", "sessions")
 DEPLOY_ROOMS = ("bench", "serve", "triton", "corpora")
 
 BESIDE = {
