@@ -2,7 +2,7 @@
 
 An engine opens some files by path, so a matching hash does not prove that the engine read the hashed bytes. The folder
 therefore records each file's identity from the descriptor that it read, and compares it again when everything is open.
-It does the same with the folder itself, because `export --force` exchanges folders, perhaps there and back.
+It records and compares the folder's own identity, too: `export --force` exchanges two folders, perhaps there and back.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ a new one.
 def stepped_aside(path: Path) -> str:
     """Return advice for a missing bundle if its replacement was interrupted; else "".
 
-    If the system cannot exchange two folders in one step, the old one is renamed before the new one gets its name.
-    After an interrupt in between, the old bundle still exists under its hidden name.
+    If the system cannot exchange two folders in one step, the old folder is renamed before the new one gets its name.
+    After an interrupt between the two renames, the old bundle still exists under its hidden name.
     """
     try:
         names = sorted(name for name in os.listdir(path.parent) if name.startswith(f".{path.name}{ASIDE}"))  # noqa: PTH208

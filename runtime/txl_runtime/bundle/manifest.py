@@ -39,7 +39,7 @@ if TYPE_CHECKING:  # so that an application with bundles of other models need no
 FORMAT = "txl-deploy.bundle"
 """Value of the field `format` in every manifest."""
 FORMAT_VERSION = "2.1"
-"""The format version that this code writes; it reads every 2.x."""
+"""The format version that this code writes. This code reads all versions 2.x."""
 OLD_SELFTEST = "selftest.npz"
 """File name of the stored vectors in bundles of format 2.0, whose manifests do not name the file."""
 IGNORED = "attention"
@@ -134,7 +134,9 @@ class Manifest(Struct, Tables, frozen=True, kw_only=True, dict=True):
 
     @property
     def softmax_products(self) -> int:
-        """The softmax's multiplications per row, width * vocab_size; an engine may choose its threads by them."""
+        """The softmax's multiplications per row, width * vocab_size; an engine may choose its number of threads by
+        this.
+        """
         return 0 if self.logprobs is None else (self.logprobs.width or 0) * self.vocab_size
 
     @property
@@ -152,7 +154,7 @@ class Manifest(Struct, Tables, frozen=True, kw_only=True, dict=True):
         """The field `family` of a Transformer-XL, decoded.
 
         Raises:
-            BundleError: the model is of a different family, or the block is damaged.
+            BundleError: the model is of a different family, or the field is damaged.
         """
         from txl_runtime.bundle.transformer_xl import TransformerXL
 

@@ -142,7 +142,7 @@ class Bundle:
 
     @contextmanager
     def _opened(self, name: str) -> Iterator[tuple[BinaryIO, bool]]:
-        """Open a file that has the manifest's size; yield (file, True if it is the one from when the bundle was
+        """Open a file that has the manifest's size; yield (file, True if the file was not replaced since the bundle was
         opened).
         """
         record = self.manifest.files.get(name)

@@ -99,7 +99,9 @@ def write_whole(path: Path, data: bytes | memoryview, mode: int = 0o666) -> None
 
 
 def _replaced(path: Path, data: bytes | memoryview, mode: int) -> bool:
-    """Write a file under a hidden name and rename it; return False if another writer removed the hidden file before."""
+    """Write a file under a hidden name and rename it; return False if a second writer removed it before it was
+    locked.
+    """
     partial = path.with_name(f".{path.name}{PARTIAL}{secrets.token_hex(6)}")
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY
@@ -111,7 +113,7 @@ def _replaced(path: Path, data: bytes | memoryview, mode: int) -> bool:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
-            if RENAMES_OPEN:  # while the lock is held
+            if RENAMES_OPEN:  # on this system, rename while the lock is held
                 partial.replace(path)
         if not RENAMES_OPEN:
             partial.replace(path)
