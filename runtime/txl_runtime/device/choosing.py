@@ -80,7 +80,7 @@ def run_smallest(backend: DeviceBackend, bundle: Bundle) -> None:
 def choose_device(
     bundle: Bundle, update: str | None, opener: Opener = _opened
 ) -> tuple[DeviceBackend | None, dict[str, str]]:
-    """Return the best backend of `DEVICES` that runs the bundle, or None; and the reasons against better ones."""
+    """Return (the best backend of `DEVICES` that runs the bundle, or None; by name, why each better one does not)."""
     notes = {}
     for name in DEVICES:
         if reason := missing(name, bundle):

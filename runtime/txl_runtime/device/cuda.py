@@ -1,8 +1,8 @@
 """A device with its memory, queues of work, events and recorded work, as loops use them through CUDA's driver.
 
-Addresses are plain integers. The work of a queue is done in order while the host goes on; only `Event.wait`,
-`Queue.wait` and allocations wait for it. A caller of a queue's or an event's method must first enter the device with
-`Device.current`; the device's own methods enter it themselves.
+Addresses are plain integers. The device does a queue's work in order, while the host goes on; only `Event.wait`,
+`Queue.wait` and allocations wait for the device. A caller of a queue's or an event's method must first enter the device
+with `Device.current`; the device's own methods enter it themselves.
 
 Host memory that is passed to `send` and `fetch` must not change until the copy is done: page-locked memory
 (`Device.staging`) is accessed when the queue reaches the copy; other memory may be read before `send` returns.
@@ -143,7 +143,7 @@ class Queue:
             self._driver.cuMemsetD2D8Async(to, pitch, 0, width, rows, self.handle)
 
     def record(self, event: Event) -> None:
-        """Set an event's marker behind all work that was put in so far."""
+        """Set an event's marker behind all work that the queue has been given so far."""
         self._record(event.handle, self.handle)
 
     def wait(self) -> None:
@@ -174,7 +174,7 @@ class Queue:
         """
         driver, graph = self._driver, ctypes.c_void_p()
         try:
-            # Relaxed, because otherwise memory that any thread frees at the same time would invalidate the record.
+            # The mode is relaxed; in any other mode, memory that a second thread frees would invalidate the record.
             driver.cuStreamBeginCapture_v2(self.handle, RELAXED)
             work()
             driver.cuStreamEndCapture(self.handle, ctypes.byref(graph))

@@ -30,7 +30,7 @@ class Context:
         device, handle = ctypes.c_int(), ctypes.c_void_p()
         driver.cuDeviceGet(ctypes.byref(device), ordinal)
         self.driver, self.device = driver, device.value
-        # Every step calls these three, so they come without the wrapper that checks the status; the callers check it.
+        # Every step calls these three functions, so they lack the wrapper that checks the status; the callers check it.
         self._current, self._push, self._pop = (driver.instant(name) for name in (GET, PUSH, POP))
         self._popped = ctypes.byref(ctypes.c_void_p())  # receives the popped context, which nothing uses
         try:
@@ -38,7 +38,7 @@ class Context:
         finally:
             if handle.value:
                 give_back = weakref.finalize(self, driver.quietly, "cuDevicePrimaryCtxRelease_v2", device.value)
-                # not at the end of the process, when other libraries may still use the context
+                # do not release it at the end of the process, when other libraries may still use the context
                 give_back.atexit = False
         self._handle, self._pushed = handle.value, ctypes.c_void_p(handle.value)
 
@@ -81,7 +81,7 @@ class Context:
                 raise
 
     def _take_back(self) -> None:
-        """If an interrupted call left the context pushed, pop it; that is the case if it is current."""
+        """Pop the context if an interrupted call left it pushed; it was left pushed if it is current now."""
         current = ctypes.c_void_p()
         self.driver.quietly("cuCtxGetCurrent", ctypes.byref(current))
         if current.value == self._handle:
@@ -127,8 +127,8 @@ _locks: weakref.WeakSet[Any] = weakref.WeakSet()
 def open_lock() -> Lock:
     """Return a lock for putting work into a queue; a thread that holds it may take it again.
 
-    It is Python's RLock, taken only by `with`, so that Ctrl-C cannot prevent its release. In a forked child it is free,
-    because the thread that held it may not exist there; entering the device fails in that child anyway.
+    It is Python's RLock, taken only by `with`, so that Ctrl-C cannot prevent its release. In a forked child the lock is
+    free, because the thread that held it may not exist there; entering the device fails in that child anyway.
     """
     lock = threading.RLock()
     _locks.add(lock)

@@ -36,7 +36,9 @@ def gpu_name() -> str | None:
 
 
 def gpu_model() -> str | None:
-    """Return `gpu_name` and the GPU's size, e.g. "Orin, SM 87, 8 multiprocessors": one name may have several sizes."""
+    """Return `gpu_name` and the GPU's size, e.g. "Orin, SM 87, 8 multiprocessors": GPUs of one name may differ in
+    size.
+    """
     name = gpu_name()
     return name and f"{name}, {device_number(open_driver(), 0, MULTIPROCESSORS)} multiprocessors"
 

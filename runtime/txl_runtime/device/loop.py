@@ -27,7 +27,9 @@ from txl_runtime.streaming.state import Initial
 from txl_runtime.types import Array, Floats, Ids
 
 SHORTCUTS = {"last": 1, "next": 1, "score": 2}
-"""Kinds of programs whose first output is the wanted result, and how many of the axes [b, T] it has: 1 for [b, V]."""
+"""Kinds of programs whose first output is the wanted result, and the number of axes that it has of [b, T]: [b, V] has
+1, [b, T] has 2.
+"""
 Key = tuple[Want, int, int, int, Shapes]
 """A kind of segment: (wanted result, length, number of sequences b, side that is read, the states' shapes there)."""
 
@@ -171,7 +173,7 @@ class DeviceLoop(LoopState):
 
     @property
     def recorded(self) -> dict[str, str]:
-        """By program and side: "recorded", or the reason why the steps are not recorded."""
+        """The state of each call's records, by program and side: "recorded", or why its steps are not recorded."""
         return {f"{name}, side {side}": call.recording.said for (name, side), call in self._calls.items()}
 
     def finish(self) -> None:
@@ -246,7 +248,8 @@ class DeviceLoop(LoopState):
     def _wanted(self, program: Program, parts: Mapping[str, Part]) -> frozenset[str]:
         """Return the names of the results to fetch together with the first step.
 
-        For a program "step" there are none: it returns all outputs, and only reading them shows which are needed.
+        For a program "step" the set is empty: the program returns all outputs, and the caller's reads show which are
+        needed.
         """
         if program.kind == "step":
             return frozenset()
@@ -275,7 +278,9 @@ class DeviceLoop(LoopState):
         return step
 
     def _staged(self, call: DeviceCall) -> tuple[tuple[Array, Array], ...]:
-        """Return pairs (staged array, counters to copy there) of a program; one pair if it reads all counters."""
+        """Return pairs (staged array, counters to copy there) of a call; only one pair if its program reads all
+        counters.
+        """
         read = [name for name in self.counts if name in call.inputs.host]
         if len(read) == len(self.counters.read):
             return ((call.inputs.rows(read[0], len(read)), self.counters.read),)

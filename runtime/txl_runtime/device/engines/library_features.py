@@ -28,7 +28,7 @@ class LibraryFeatures:
 
     Attributes:
         target, since: the library, and the first version of the range.
-        opset: the newest ONNX opset that its parser supports. The parser accepts graphs of newer ones silently.
+        opset: the newest ONNX opset that the library's parser supports. The parser accepts newer opsets silently.
         ring: whether TensorScatter becomes an update in place (KV_CACHE_UPDATE).
         reads_in_place: whether ONNX's Attention of one position reads a ring in place. Known from the kernels of built
             engines; False means unknown.

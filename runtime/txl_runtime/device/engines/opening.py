@@ -1,6 +1,6 @@
 """The backends `tensorrt` and `rtx`, which load the engines that `txl-deploy build` put into a bundle.
 
-TensorRT-RTX compiles kernels for the GPU when an engine first runs. They are kept beside the bundle, in
+TensorRT-RTX compiles kernels for the GPU when an engine first runs. The kernels are kept beside the bundle, in
 BUNDLE.rtx-cache, in one file per engine; the library ignores a file that does not fit.
 """
 
@@ -35,7 +35,7 @@ def open_engines(bundle: Bundle, target: Compiled, update: str | None = None) ->
         BackendError: there are no engines, they are for a different library, GPU or platform, or they cannot run here.
         BundleError: an engine is damaged.
     """
-    find_engines(bundle, target, update)  # fails without engines, before a library is loaded
+    find_engines(bundle, target, update)  # raises an error if there are no engines, before a library is loaded
     library = load_library(target)
     return load_engines(bundle, library, open_cuda(), update)
 
@@ -66,7 +66,7 @@ def load_engines(bundle: Bundle, library: Library, device: Device, update: str |
             return
         try:
             kernels = executable.cache()
-        except BackendError as error:  # no error for the user, whose step is done: only the next start is slower
+        except BackendError as error:  # the step is done, so the user gets no error: only the next start is slower
             logger.warning("the kernels of %s are not kept: %s", program, error)
         else:
             cache.keep(kernels, executable.resumed)
@@ -124,7 +124,7 @@ class _Cache:
         return None
 
     def keep(self, kernels: bytes | None, resumed: bool) -> None:
-        """Write compiled kernels, if the library refused the kept ones or has compiled more since."""
+        """Write compiled kernels, if the library refused the kept kernels or has compiled more since."""
         if kernels is not None and (not resumed or len(kernels) > self._size):
             with contextlib.suppress(OSError):  # a folder without write permission only makes the next start slower
                 self._path.parent.mkdir(exist_ok=True)
