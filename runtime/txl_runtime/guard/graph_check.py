@@ -3,8 +3,8 @@
 An ONNX file consists of nested protocol buffers. The check requires that operators and attributes are on a closed list
 (`forms`), that parameters are in the bundle's weight file, and that constants have only one encoding, with numbers in
 the range of their type. Sizes must follow from shapes and constants: `Expand(x, Shape(y))` is allowed, `Expand(x, y)`
-is not. So all steps of the same sizes take the same memory, and `load(trial=True)` can try one of them. Time and memory
-of the check are linear in the file's size. All other faults are left to the engine.
+is not. So all steps of the same sizes take the same memory, and `load(trial=True)` can try one such step. Time and
+memory of the check are linear in the file's size. All other faults are left to the engine.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Value(NamedTuple):
         fixed: whether the numbers follow from shapes and constants.
         constant: ONNX's type number, if the value is a constant in the file; else 0.
         dims: the sizes, if the value is a constant, or a Cast, DequantizeLinear or Identity of a constant.
-        numbers: the numbers, if the value is an integer constant in the graph, or a `SAME` operator's result of one;
-            else None.
+        numbers: the numbers, if the value is an integer constant in the graph, or a `SAME` operator's result of such a
+            constant; else None.
     """
 
     fixed: bool
@@ -75,7 +75,7 @@ class Value(NamedTuple):
 def check_graph(
     data: bytes, where: str, program: Program, manifest: Manifest, advice: str = "export the model again"
 ) -> Walk:
-    """Check a program's graph.
+    """Check that a program's graph obeys the rules in the module's description.
 
     Args:
         data: the content of the graph's file.
@@ -117,7 +117,7 @@ def _check_opset(imports: dict[str, int], program: Program, manifest: Manifest) 
 
 
 _fields: Callable[[bytes, Table, str], list[tuple[int, Any]]] = (
-    fields  # typed as Any, because a field's table decides whether its value is a number or bytes
+    fields  # values are typed as Any, because a field's table decides whether its value is a number or bytes
 )
 
 
@@ -376,7 +376,7 @@ class Walk:
     def _inside(
         self, name: str, kind: int, length: int, raw: bytes | None, parts: list[Any]
     ) -> tuple[bool, NDArray[Any] | None]:
-        """Return (True if the graph holds exactly the constant's numbers, the numbers if integers, else None)."""
+        """Return (True if the graph holds exactly the constant's numbers, the numbers of an integer type or None)."""
         if raw is not None:
             # a bool of value 2 is undefined in C++: it may act as true and as false
             if kind == 9 and raw.strip(b"\0\1"):
@@ -436,7 +436,7 @@ def _returned(op: str, form: Form, inputs: Sequence[Value | None], attributes: M
         _check_blocks(there, attributes)
     if op in ("Conv", "ConvTranspose") and len(there) > 2:
         _check_bias(op, there[1].dims, there[2].dims, attributes)
-    # with an Add after it, ONNX Runtime up to 1.25 reads beyond the bias
+    # if its weights are computed and an Add follows, ONNX Runtime up to 1.25 reads beyond the bias
     if op == "MatMulInteger" and not there[1].constant:
         raise RefusedError("weights that are computed", "a constant")
     if op == "NonZero" and not there[0].fixed:  # the size of the result is the number of values other than 0
@@ -468,7 +468,7 @@ def _check_divisor(value: Value) -> None:
 
 
 def _check_bias(op: str, weight: tuple[int, ...], bias: tuple[int, ...], attributes: Mapping[str, Any]) -> None:
-    """Refuse a bias that does not have one number per channel: ONNX Runtime up to 1.25 reads beyond its end."""
+    """Refuse a bias that does not have one number per channel: ONNX Runtime up to 1.25 reads beyond a shorter bias."""
     channels = weight[1:2] if op == "ConvTranspose" else weight[:1]
     if not channels or bias != (channels[0] * (int(attributes.get("group", 1)) if op == "ConvTranspose" else 1),):
         raise RefusedError(f"a bias of {bias} for weights of {weight}", "constants, with a number for each channel")
