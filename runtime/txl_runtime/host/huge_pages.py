@@ -47,7 +47,7 @@ def in_huge_pages() -> Iterator[None]:
     """
     try:
         size, before = _size(), _anonymous()
-    except (OSError, ValueError):  # not Linux, a kernel without large pages, or a container that hides these files
+    except (OSError, ValueError):  # this is not Linux, its kernel has no large pages, or a container hides these files
         size, before = 0, []
     yield
     if not size:

@@ -25,8 +25,8 @@ from txl_runtime.types import Arrays, Call
 from txl_runtime.update_rules import wanted_version
 
 SMALL = 2**18
-"""Maximum number of products per row of a softmax that runs on one thread: 0.1 ms for 64 rows, and no second thread
-pool.
+"""Maximum number of products per row of a softmax that runs on one thread. Such a softmax takes 0.1 ms for 64 rows, and
+needs no second pool of threads.
 """
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 
@@ -65,7 +65,7 @@ class OnnxRuntimeCpu(Engine):
         self._takes_bytes = tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (1, 21)
         self._bundle, self._threads, self._lean, self._forms = bundle, threads, lean, forms
         self._small_softmax = bundle.manifest.softmax_products <= SMALL
-        # If lean, all sessions share one mapping of the weight file; otherwise each session would map the file.
+        # With `lean`, all sessions share one mapping of the weight file; otherwise each session would map the file.
         weights = bundle.file(bundle.manifest.weights)
         self._mapping = _map(weights) if lean else None
         self._shared: list[Any] = []  # keeps alive the values that sessions read
@@ -177,14 +177,14 @@ class OnnxRuntimeCpu(Engine):
         return session
 
     def _parameters(self, walk: Walk) -> dict[str, NDArray[Any]]:
-        """Return the parameters that lean sessions share, as views of the mapped file; {} if not lean."""
+        """Return the parameters that lean sessions share, as views of the mapped file; {} without `lean`."""
         if self._mapping is None:
             return {}
         return walk.parameters(np.frombuffer(self._mapping, np.uint8))
 
     def _check(self, program: Program) -> None:
-        """Check that a session has the program's inputs and outputs; length and, with `open_batch`, batch
-        may be open.
+        """Check that a session has the program's inputs and outputs. In the session, the segment length may be open,
+        and with `open_batch` the batch size.
         """
         session = self._sessions[program.file]
         inputs, outputs = (
