@@ -45,7 +45,7 @@ def read_frame(file: IO[bytes], most: int) -> bytes:
 
 
 def write_frame(file: IO[bytes], data: bytes) -> None:
-    """Write a frame.
+    """Write `data` as one frame.
 
     Raises:
         OSError: the process at the other end closed the pipe.
@@ -87,7 +87,7 @@ def main(program: str, memory: str, seconds: str) -> None:
 
 
 def _read(file: IO[bytes], waiting: queue.SimpleQueue[bytes]) -> None:
-    """Pass requests on; end the process when stdin is closed, even in the middle of a request."""
+    """Put the requests from stdin into a queue; end the process when stdin is closed, even during a request."""
     try:
         while True:
             waiting.put(read_frame(file, sys.maxsize))

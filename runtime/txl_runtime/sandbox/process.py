@@ -92,7 +92,7 @@ class Bounded:
 
         Args:
             request: the argument for `answer`.
-            seconds: wall-clock limit; None for the one in `bounds`.
+            seconds: wall-clock limit of this request; None for the limit in `bounds`.
 
         Raises:
             EndedError: the process died, took too long, or its answer is too long.
@@ -101,7 +101,7 @@ class Bounded:
         with self._lock:
             if self._ended:
                 raise EndedError(self._ended)
-            timer = threading.Timer(within, self._late, (within,))  # not select, which on Windows does not accept pipes
+            timer = threading.Timer(within, self._late, (within,))  # on Windows, select does not accept pipes
             timer.daemon = True
             timer.start()
             try:
