@@ -29,7 +29,7 @@ class Book:
         active: sessions that have requests, in the order in which they came.
         recent: names of sessions in the order of their last use.
         unfinished: number of requests that have not ended.
-        numbers: an endless counter, the source of versions, which therefore never repeat.
+        numbers: an endless counter, from which versions are taken, so that no version repeats.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class Book:
         """End a session and all its requests, for one reason."""
         for job in list(session.jobs):
             self.end(job, reason, error)
-        # if it has no row, the store counts the loss
+        # if the session has no row, the store counts the loss
         if reason == "error" and session.name and session.row is not None:
             self._counters.broken += 1
         self._forget(session)

@@ -148,7 +148,7 @@ class Checkpoint:
             raise LostSessionError(f"session {brief(name)!r} is lost: {path} {error}; begin it again") from None
 
     def restore(self, sessions: SessionVersions) -> dict[str, LostSessionError]:
-        """Begin every saved session.
+        """Begin every saved session, with its saved state.
 
         Args:
             sessions: a `Sessions` that holds no session yet.
@@ -174,7 +174,7 @@ class Checkpoint:
         return lost
 
     def begin(self, versions: Mapping[str, int]) -> Save:
-        """Begin a save.
+        """Begin a save of sessions; only one save may run at a time.
 
         Args:
             versions: versions of all sessions to save, from `SessionVersions.versions`.
@@ -207,7 +207,7 @@ class Checkpoint:
             for name in save.wanted:
                 try:
                     state = sessions.take(name)
-                except TxlError:  # its state is lost: the checkpoint keeps the one saved before
+                except TxlError:  # the state is lost: keep the state that was saved before
                     continue
                 save.add(name, state)
             return save.finish()
@@ -310,7 +310,7 @@ class Save:
         self._new[name] = _Entry(name, path.name, len(data), hashlib.sha256(data).hexdigest())
 
     def finish(self) -> int:
-        """Make the added states and the unchanged ones the new checkpoint.
+        """Make the new checkpoint: the added states, and the old states of unchanged sessions.
 
         If a session in `wanted` was not added, the checkpoint keeps the session's previous state.
 

@@ -13,8 +13,8 @@ from txl_runtime.streaming.lookup import Pace, Repeats
 KEPT = 2**12
 """Number of a session's latest tokens that are kept when older ones are dropped: about 1 MB."""
 MOST = 2
-"""Number of sessions per row whose tokens are kept, the last served ones: a chat can then find text of its earlier
-turns.
+"""Number of sessions per row whose tokens are kept, namely the sessions that were served last. So a chat can find text
+of its earlier turns.
 """
 
 

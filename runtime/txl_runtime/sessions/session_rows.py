@@ -71,7 +71,7 @@ class SessionRows:
         self.leave(session)
 
     def move(self, session: Session, row: int) -> None:
-        """Move a session from its row to `row`; a session that is on `row` moves to the freed one.
+        """Move a session from its row to `row`; a session that is on `row` moves to the row that becomes free.
 
         Raises:
             TxlError: the engine failed; both sessions stay on their rows.

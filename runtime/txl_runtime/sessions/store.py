@@ -50,7 +50,7 @@ class Store:
         self.host_bytes += _nbytes(state)
 
     def fetch(self, name: str) -> RowState:
-        """Remove a parked state and return it; the session is then unknown here.
+        """Remove a parked state and return it; the store then has no state of this session.
 
         Raises:
             TxlError: the state is lost.
