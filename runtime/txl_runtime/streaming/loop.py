@@ -37,7 +37,7 @@ class Result(Protocol):
     def last(self) -> Floats:
         """Return the feature row at each sequence's last counted position, [b, F]; for an idle sequence, its first row.
 
-        With counts [5, 3], those are positions 4 and 2.
+        For example, counts [5, 3] give the rows at positions 4 and 2.
         """
 
     def parts(self) -> BestWords | None:
@@ -65,7 +65,7 @@ class Loop(Protocol):
     Attributes:
         output: the softmax, which turns rows of features into log-probabilities.
         piecewise: whether copying the state's tensors one by one costs no more than copying all at once.
-        leading: whether a step computes only the sequences up to the last one that runs.
+        leading: whether a step computes only the sequences up to the last sequence that runs.
         parts: the rules for committing only a part of a segment.
     """
 
@@ -88,7 +88,8 @@ class Loop(Protocol):
     def run(self, inputs: Mapping[str, Array], counts: Ids, want: Want = "rows", commit: bool = True) -> Result:
         """Run one segment in the smallest program that holds it. With all counts 0 nothing runs.
 
-        The new state is committed in one assignment: an interrupt leaves either the state before the segment or the one
+        The new state is committed in one assignment: an interrupt leaves either the state before the segment or the
+            state
         after it.
 
         Args:
@@ -97,7 +98,7 @@ class Loop(Protocol):
                 them. Without `commit` the loop keeps the arrays, not copies, for a later `commit`.
             counts: int32 [b], number of positions that count in each sequence; 0 leaves a sequence idle.
             want: the method of the result that the caller will use.
-            commit: whether the segment becomes part of the state; if not, a later `commit` can still make it so.
+            commit: whether the segment becomes part of the state; if not, a later `commit` can still add it.
 
         Raises:
             BackendError: the engine failed; the state is unchanged.
@@ -118,7 +119,7 @@ class Loop(Protocol):
         Raises:
             UsageError: a count is larger than the positions that ran, or the model does not allow this part; the
                 segment can still be committed.
-            BackendError: the engine failed while the part ran again; the state is the one before the segment.
+            BackendError: the engine failed while the part ran again; the state before the segment stays.
         """
         return
 
@@ -203,9 +204,9 @@ class LoopState(Loop):
     def count(self, counts: Ids) -> int:
         """Set the number of positions that count, int32 [b], and return the number of sequences to compute.
 
-        The sequences up to the last one that is not idle are computed: 2 for counts [0, 3, 0], 0 if all are idle.
+        The sequences up to the last sequence that is not idle are computed: 2 for counts [0, 3, 0], 0 if all are idle.
         """
-        self._computed = 0  # so that after a failure `commit` finds no segment
+        self._computed = 0  # set to 0, so that after a failure `commit` finds no segment
         counted, rows = self._counted
         if counts is counted:
             return rows
@@ -231,9 +232,7 @@ class LoopState(Loop):
                 self.counters.advance(computed, self._spill)
 
     def _accept(self, counts: Ids) -> int:
-        """Set the positions to commit; return the number of sequences to commit, or 0 if none is or the part has run
-        again.
-        """
+        """Set the positions to commit; return the number of sequences to commit, 0 if the part has run again."""
         computed, (inputs, b) = self._computed, self._tried
         if not computed:
             return 0
@@ -328,9 +327,7 @@ class Backend(Protocol):
     precision: str | None = None
 
     def fitting(self, manifest: Manifest, sequences: int) -> Manifest:
-        """Return the manifest with which to open a stream of `sequences`: the same, or one with a smaller
-        batch size.
-        """
+        """Return the manifest with which to open a stream of `sequences`: this one, or one of a smaller batch size."""
         return manifest
 
     def open_loop(self, manifest: Manifest, initial: Initial) -> Loop:

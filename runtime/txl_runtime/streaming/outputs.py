@@ -40,9 +40,9 @@ class StreamSoftmax(Protocol):
         """
 
     def counted(self, features: Floats, counts: Ids, out: Floats) -> None:
-        """Compute log-probabilities at the positions that count, [b, T, F] → out [b, T, V]; the rest of `out` stays.
+        """Compute log-probabilities at the positions that count, [b, T, F] → out [b, T, V]; elsewhere `out` stays.
 
-        With counts [5, 3], those are 8 positions.
+        For example, counts [5, 3] are 8 positions.
         """
         for row, count in enumerate(counts.tolist()):
             if count:
@@ -60,7 +60,7 @@ class StreamSoftmax(Protocol):
     def tail(self, features: Floats, cluster: int) -> Floats:
         """Return log p(word | cluster) of a further cluster, [n, F] → [n, words of the cluster].
 
-        A cluster of 200 words: [3, 64] → [3, 200].
+        For example, a cluster of 200 words: [3, 64] → [3, 200].
         """
 
 
@@ -76,7 +76,7 @@ class WholeSoftmax(StreamSoftmax):
         np.copyto(out, features)
 
     def counted(self, features: Floats, counts: Ids, out: Floats) -> None:
-        # all positions count; for a few numbers, a list is faster than NumPy
+        # a shortcut if all positions count; for a few numbers, a list is faster than NumPy
         if counts.tolist().count(features.shape[1]) == len(counts):
             out[...] = features
         else:
@@ -99,7 +99,7 @@ class DrawCount:
 
     Attributes:
         tokens: number of tokens drawn so far.
-        tails: number of tails that were computed for them.
+        tails: number of tails that were computed to draw the tokens.
         drafts: number of segments that tried drafts.
         drafted: number of tokens in the drafts of all sequences.
         kept: number of drafted tokens that were drawn as predicted; each saved its sequence a step.

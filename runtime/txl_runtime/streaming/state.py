@@ -21,7 +21,7 @@ from txl_runtime.streaming.programs import start_shape
 from txl_runtime.types import Array, Arrays, Ids, Indices
 
 Initial = Arrays
-"""First values of states by name. For a memory tensor it is one row, which is repeated for all sequences and rows."""
+"""First values of states by name. A memory tensor has one row here, which is repeated for all sequences and rows."""
 
 
 Placed = TypeVar("Placed", bound="Placement")
@@ -47,17 +47,19 @@ class SequenceCounters:
     """The counters of each sequence: its fill, its ring head, and its side, which is 0 or 1 for one of two sets of
     tensors.
 
-    They are one array, one row for each counter and one column for each sequence, so that a step is committed in one
-    assignment for all placements. NumPy makes the assignment in one call, and Python handles signals only between
+    The counters are one array, one row for each counter and one column for each sequence, so that a step is committed
+    in one assignment for all placements. NumPy makes the assignment in one call, and Python handles signals only
+    between
     calls: an interrupt finds either the old array or the new one. Idle sequences change sides too, because the graph
     has copied their unchanged state to the new side.
 
     Attributes:
         ring: number of slots of a ring; None without a ring.
         valid: int32 [B], number of positions of the segment that count; programs are bound to this array.
-        fill: int32 [B], number of memory rows, 0 … M; programs are bound to it.
+        fill: int32 [B], number of memory rows, 0 … M; programs are bound to this array.
         most: int32 [B], largest allowed fill: the memory length M, or less if `Loop.limit` was called.
-        head: int32 [B], the ring slot of each sequence's next row; programs are bound to it. Zeros without a ring.
+        head: int32 [B], the ring slot of each sequence's next row; programs are bound to this array. Zeros without a
+            ring.
         sides: int32 [B], 0 or 1, the set of tensors that holds each sequence; zeros if there is only one set.
         apart: whether sequences may be on different sides.
         read: int32 [2 or 3, B], the counters that programs read: valid, fill and, with a ring, head.
@@ -166,7 +168,7 @@ class Placement(Protocol):
     def put(self, row: int, tensors: Arrays) -> None:
         """Set a cleared sequence, whose counters are set, to tensors that `take` returned.
 
-        It ignores tensors that belong to other placements. For example, {"layers.00.hidden": [9, 32]}.
+        Tensors that belong to other placements are ignored. For example, {"layers.00.hidden": [9, 32]}.
         """
 
     def clear(self, rows: Indices) -> None:

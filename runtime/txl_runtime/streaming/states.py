@@ -54,7 +54,7 @@ def gathered(parts: Iterable[RowState], table: Sequence[StateTensor], batch_size
     For example, two sequences with [9, 32] and [16, 32] become [2, 16, 32].
 
     Args:
-        parts: the states of the sequences; each is copied before the iterator is asked for the next.
+        parts: the states of the sequences; each state is copied before the iterator is asked for the next state.
         rows: number of memory rows in the result, [b, rows, ...]; a shorter sequence is zero-padded in front.
     """
     joined: dict[str, Array] = {}
@@ -100,7 +100,7 @@ def snapshot_of(
 ) -> StreamState:
     """Return the snapshot of gathered tensors: memory rows in its field `memory`, whole tensors in `states`.
 
-    For example, fill [9, 16] of two sequences.
+    For example, two sequences of 9 and 16 rows have the fill [9, 16].
     """
     memory, whole = (
         {entry.name: tensors[entry.name] for entry in table if entry.counted is rows and entry.name in tensors}
@@ -121,7 +121,7 @@ def snapshot_of_row(row: RowState, manifest: Manifest, table: Sequence[StateTens
 
 
 def keeps_whole(manifest: Manifest, table: Sequence[StateTensor]) -> bool:
-    """Return whether a snapshot has the field of whole tensors; without memory rows it always has, even if empty."""
+    """Return whether a snapshot has the field of whole tensors; without memory rows it has, perhaps empty."""
     return not manifest.can.count_rows or any(not entry.counted for entry in table)
 
 

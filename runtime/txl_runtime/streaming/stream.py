@@ -124,7 +124,7 @@ class Stream(CarriedState):
         Raises:
             UsageError: a length is larger than the positions that ran, or the model cannot keep this part (rolled
                 memory, exact or whole segments, lockstep). `commit` can be called again with other lengths.
-            BackendError: the engine failed while the part ran again; the state is the one before the segment.
+            BackendError: the engine failed while the part ran again; the state before the segment stays.
 
         Example:
             >>> stream = txl_runtime.load("samples/tiny.txl").stream()
@@ -175,7 +175,8 @@ class Stream(CarriedState):
     ) -> dict[str, Array] | Floats:
         """Run any number of positions, cut into segments: 20 positions run as 8, 8 and 4 if segments have 8.
 
-        If the model's segment lengths are exact, the rest is cut into shorter exported lengths, the longest first.
+        If the model's segment lengths are exact, positions that are left over are cut into shorter exported lengths,
+        the longest first.
 
         Args:
             tokens: as in `step`, with any T of at least 1; or arrays by name as in `run`, which are cut along "L".
@@ -187,7 +188,7 @@ class Stream(CarriedState):
             of the last segment in which its sequence had a position.
 
         Raises:
-            UsageError: as in `step` or `run`; or the rest does not fit the exact segment lengths.
+            UsageError: as in `step` or `run`; or the positions that are left do not fit the exact segment lengths.
 
         Example:
             >>> stream = txl_runtime.load("samples/tiny.txl").stream()
@@ -217,10 +218,10 @@ class Stream(CarriedState):
         return result
 
     def features(self, tokens: ArrayLike, lengths: ArrayLike | None = None) -> Floats:
-        """Feed tokens as `feed` does; return what enters the softmax after each, float32 [b, T, F]; 0 beyond `lengths`.
+        """Feed tokens as `feed` does; return the rows that enter the softmax, float32 [b, T, F]; 0 beyond `lengths`.
 
         Raises:
-            UsageError: as in `step`; or the model's programs return log-probabilities alone.
+            UsageError: as in `step`; or the model's programs return only log-probabilities.
         """
         from txl_runtime.streaming.datastore import check_features
 
@@ -239,7 +240,7 @@ class Stream(CarriedState):
     ) -> Floats:
         """Return the negative log-likelihood, in nats, of each token after the first.
 
-        It feeds tokens[:, :-1] in the segments of `feed`, so the memory advances by T-1. The last token is only a
+        The call feeds tokens[:, :-1] in the segments of `feed`, so the memory advances by T-1. The last token is only a
         target.
 
         Args:
@@ -309,7 +310,7 @@ class Stream(CarriedState):
         The first `next` feeds the prompt, and every later `next` feeds the token that was yielded before. So if a
         caller stops early, the memory holds all yielded tokens but the last. A sequence that has yielded one of
         `stop_tokens`, or the end of one of `stop_texts`, stays idle and repeats that token until every sequence has
-        ended; in lockstep it is still fed.
+        ended; in lockstep its repeated tokens are still fed.
 
         Args:
             prompt: int [b, T], or [T] for a single sequence, T at least 1; or text.
@@ -434,7 +435,7 @@ class Stream(CarriedState):
     def _draw(self, draw: Callable[..., None], token: Ids, running: NDArray[np.bool_], ends: Ends | None) -> None:
         """Draw from the latest result into token [b]; a separate method, so that `_continue` references no engine."""
         loop = self._whole()
-        # if the model is closed, `loop.output` raises
+        # if the model is closed, `loop.output` raises the error
         output, result = self._latest or (loop.output, cast("Result", None))
         draw(running, output, result, token, self.draws)
         if ends is not None:
@@ -475,7 +476,7 @@ class Stream(CarriedState):
         """Commit the correctly predicted positions of an open segment; do nothing if no segment is open.
 
         Raises:
-            BackendError: the engine failed while the part ran again; the tokens yielded since are not in the state.
+            BackendError: the engine failed while the part ran again; tokens of the open segment are not in the state.
         """
         opened, self.open = self.open, None
         if opened is not None:
