@@ -7,7 +7,7 @@
         ...
     outputs = stream.run({"obs": obs})          # any model: arrays by name, one segment
 
-Imports numpy, msgspec, safetensors and the chosen engine, nothing else.
+The package imports only numpy, msgspec, safetensors and the chosen engine.
 """
 
 from __future__ import annotations

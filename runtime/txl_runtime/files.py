@@ -1,4 +1,4 @@
-"""Plain files, opened without ever waiting."""
+"""A function that opens plain files, without ever waiting, and its error."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def pip_line(extra: str) -> str:
         if url.scheme == "file" and place.exists():
             editable = "-e " if came.get("dir_info", {}).get("editable") else ""
             return f"pip install {editable}{shlex.quote(f'{place}[{extra}]')}"
-    # not installed, or the record has an unknown form
+    # the package is not installed, or its record has an unknown form
     except (PackageNotFoundError, ValueError, AttributeError, OSError):
         pass
     return f"pip install '.[{extra}]' in a checkout of the project"

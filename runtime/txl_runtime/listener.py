@@ -13,7 +13,7 @@ class Listener(Protocol):
         return
 
     def advance(self, steps: int = 1) -> None:
-        """Report that steps of the stage are done."""
+        """Report that `steps` more steps of the stage are done."""
         return
 
     def warn(self, message: str) -> None:

@@ -9,8 +9,7 @@ ORDERS = (("B", "L"), ("L", "B"), ("B",))
 
 
 class Abilities:
-    """Flags that say which operations the tables allow. `streaming.inputs.refusal` makes the message for a missing
-    flag.
+    """Flags that say which operations the tables allow. `streaming.inputs.refusal` makes the message for a False flag.
 
     Attributes:
         run_apart: each sequence can be idle, reset and moved without the others; if False, all run in lockstep.

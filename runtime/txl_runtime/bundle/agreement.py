@@ -28,14 +28,12 @@ SEGMENT_KINDS = ("step", "logprobs", "hidden")
 MOST_VALUES = 2**40
 """Maximum number of values of one state tensor; as float32, 4 TiB. A larger shape is a mistake in the file."""
 MOST_UNSEEN = 2**12
-"""Largest batch size of a bundle in which no tensor has a batch axis. No shape limits that batch size, but streams
-keep a counter per sequence.
+"""Largest batch size of a bundle in which no tensor has a batch axis. No shape limits that batch size, but streams keep
+a counter per sequence.
 """
 _OUT = r'<>:"|?*\\/\x00-\x1f\x7f'
 PART = re.compile(rf"(?!(con|prn|aux|nul|com\d|lpt\d)(\.|$))[^{_OUT}]*[^{_OUT} .]", re.IGNORECASE)
-"""A pattern of file names that every system allows. It excludes e.g. "con", a device on Windows, and a final dot or
-space.
-"""
+"""A pattern of file names that every system allows. It excludes e.g. "con", a device on Windows, and a final dot."""
 
 
 def contradictions(tables: Tables, used: Sequence[str], files: Collection[str]) -> Iterator[str]:
@@ -276,9 +274,7 @@ def _segment_program(m: Tables, program: Program, states: Sequence[StateTensor],
 
 
 def _takes(spec: TensorSpec, state: StateTensor) -> bool:
-    """Return whether a program's tensor has the state's type and shape; a growing axis may have any size within
-    `rows`.
-    """
+    """Return whether a program's tensor has the state's type and shape; a growing axis may have any size of `rows`."""
     if spec.dtype != state.dtype or len(spec.shape) != len(state.shape):
         return False
     for axis, (size, most) in enumerate(zip(spec.shape, state.shape, strict=True)):
@@ -291,9 +287,7 @@ def _takes(spec: TensorSpec, state: StateTensor) -> bool:
 
 
 def _softmax(output: Output | None) -> dict[str, tuple[tuple[TensorSpec, ...], ...]]:
-    """Return (inputs, outputs) of the programs "head" and "tail.<c>", by kind. The head has one last column for each
-    tail.
-    """
+    """Return (inputs, outputs) of the programs "head" and "tail.<c>", by kind. The head's last columns are for tails."""
     signatures: dict[str, tuple[tuple[TensorSpec, ...], ...]] = {}
     for cluster, (first, last) in enumerate(() if output is None else output.clusters):
         assert output is not None

@@ -71,9 +71,7 @@ class Axes:
         return self.at(rows, slice(first, end + self.ahead))
 
     def length(self, array: Any) -> int:
-        """Return the number of positions: the size of their axis minus `ahead`; 1 if the tensor has no axis of
-        positions.
-        """
+        """Return the number of positions: the size of their axis minus `ahead`; 1 if the tensor has no such axis."""
         return int(array.shape[self.positions[0]]) - self.ahead if self.positions else 1
 
     def one(self, array: Any, row: int) -> Any:
@@ -95,8 +93,7 @@ class Axes:
         return np.moveaxis(whole, first + (self.batch is None or first < self.batch), 1)
 
     def from_rows(self, rows: Array) -> Array:
-        """Return a view of rows [b, T, ...] in the tensor's order of axes; only of position 0 if the tensor has no
-        positions.
+        """Return a view of rows [b, T, ...] in the tensor's order of axes; of position 0 if there are no positions.
 
         For example, axes ["L", "B", 8] turn rows [2, 5, 8] into [5, 2, 8].
         """

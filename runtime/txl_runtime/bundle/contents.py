@@ -61,9 +61,7 @@ def _unpacked(data: bytes) -> dict[str, NDArray[Any]]:
 
 
 def _array(stored: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
-    """Return one array. The header must declare exactly the bytes that follow, so that no header asks for more
-    memory.
-    """
+    """Return one array. Its header must declare exactly the bytes that follow, so that it cannot claim more memory."""
     # data that bzip2 or LZMA packed may expand without a limit
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ValueError(f"{member.filename} is compressed in way {member.compress_type}")

@@ -134,9 +134,7 @@ class Manifest(Struct, Tables, frozen=True, kw_only=True, dict=True):
 
     @property
     def softmax_products(self) -> int:
-        """The softmax's multiplications per row, width * vocab_size; an engine may choose its number of threads by
-        this.
-        """
+        """The softmax's multiplications per row, width * vocab_size, by which an engine may choose its threads."""
         return 0 if self.logprobs is None else (self.logprobs.width or 0) * self.vocab_size
 
     @property

@@ -19,8 +19,8 @@ UPDATE_RULES = ("ring", "rolled", "replace")
 """Ways in which a step updates the state, in the order in which `load` prefers them: a ring is faster than rolling."""
 
 _RULES = Meta(extra_json_schema={"enum": [*UPDATE_RULES]})
-"""Values for the published JSON schema only. The runtime refuses other rules and kinds in `agreement`, with messages
-of its own.
+"""Values for the published JSON schema only. The runtime refuses other rules and kinds in `agreement`, with messages of
+its own.
 """
 _KINDS = Meta(extra_json_schema={"pattern": r"^(step|logprobs|hidden|head|tail\.[1-9][0-9]*|attention)$"})
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]

@@ -99,9 +99,7 @@ def write_whole(path: Path, data: bytes | memoryview, mode: int = 0o666) -> None
 
 
 def _replaced(path: Path, data: bytes | memoryview, mode: int) -> bool:
-    """Write a file under a hidden name and rename it; return False if a second writer removed it before it was
-    locked.
-    """
+    """Write a file under a hidden name and rename it; return False if a second writer removed it before the lock."""
     partial = path.with_name(f".{path.name}{PARTIAL}{secrets.token_hex(6)}")
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY

@@ -22,8 +22,7 @@ ANY = 0
 class DeviceBackend(Backend):
     """The backend of a device; see `streaming.loop.Backend`. Its programs return log-probabilities or all outputs.
 
-    If there are programs of several batch sizes, a stream runs those of the smallest batch size that holds its
-    sequences.
+    If there are programs of several batch sizes, a stream runs those of the smallest size that holds its sequences.
 
     Attributes:
         device: the device on which the backend runs.

@@ -94,9 +94,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
 """Types of the functions' arguments, by the names that libcuda exports; cuda.h hides most suffixes _v2 from C."""
 
 NEWEST = "CUDA 11.4"
-"""The oldest version of CUDA that has all these functions; cuGraphInstantiateWithFlags, the newest of them, came
-with it.
-"""
+"""The oldest version of CUDA that has all these functions: cuGraphInstantiateWithFlags is new in it."""
 SPAWN = "load models in the child only, or start children by multiprocessing's spawn instead of fork"
 """Advice for CUDA in forked processes."""
 REPORT = "open the model again; if it happens again, report it with the bundle's manifest"
@@ -191,9 +189,7 @@ class Driver:
 
     @contextlib.contextmanager
     def beside_records(self) -> Iterator[None]:
-        """Return a context in which calls neither fail because a second thread is recording nor break that thread's
-        record.
-        """
+        """Return a context in which calls do not fail while a second thread records, and do not break its record."""
         mode = c_int(RELAXED)
         try:
             self.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
@@ -205,9 +201,7 @@ class Driver:
                 self._leave_relaxed(mode)
 
     def _leave_relaxed(self, before: c_int) -> None:
-        """Restore the capture mode `before`. It is RELAXED if the mode was RELAXED before, or if this is the second
-        call.
-        """
+        """Restore the capture mode `before`; do nothing if it is RELAXED, as it is in the second of two calls."""
         if before.value != RELAXED:
             self.quietly("cuThreadExchangeStreamCaptureMode", ctypes.byref(before))
 

@@ -36,9 +36,7 @@ def gpu_name() -> str | None:
 
 
 def gpu_model() -> str | None:
-    """Return `gpu_name` and the GPU's size, e.g. "Orin, SM 87, 8 multiprocessors": GPUs of one name may differ in
-    size.
-    """
+    """Return `gpu_name` and the GPU's size, e.g. "Orin, SM 87, 8 multiprocessors": the same name has several sizes."""
     name = gpu_name()
     return name and f"{name}, {device_number(open_driver(), 0, MULTIPROCESSORS)} multiprocessors"
 

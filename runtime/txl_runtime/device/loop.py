@@ -27,9 +27,7 @@ from txl_runtime.streaming.state import Initial
 from txl_runtime.types import Array, Floats, Ids
 
 SHORTCUTS = {"last": 1, "next": 1, "score": 2}
-"""Kinds of programs whose first output is the wanted result, and the number of axes that it has of [b, T]: [b, V] has
-1, [b, T] has 2.
-"""
+"""Kinds of programs whose first output is the wanted result, and its number of axes of [b, T]: 1 of [b, V], else 2."""
 Key = tuple[Want, int, int, int, Shapes]
 """A kind of segment: (wanted result, length, number of sequences b, side that is read, the states' shapes there)."""
 
@@ -173,7 +171,7 @@ class DeviceLoop(LoopState):
 
     @property
     def recorded(self) -> dict[str, str]:
-        """The state of each call's records, by program and side: "recorded", or why its steps are not recorded."""
+        """The status of each call's records, by program and side: "recorded", or why its steps are not recorded."""
         return {f"{name}, side {side}": call.recording.said for (name, side), call in self._calls.items()}
 
     def finish(self) -> None:
@@ -278,9 +276,7 @@ class DeviceLoop(LoopState):
         return step
 
     def _staged(self, call: DeviceCall) -> tuple[tuple[Array, Array], ...]:
-        """Return pairs (staged array, counters to copy there) of a call; only one pair if its program reads all
-        counters.
-        """
+        """Return pairs (staged array, counters to copy there) of a call; one pair if the program reads all counters."""
         read = [name for name in self.counts if name in call.inputs.host]
         if len(read) == len(self.counters.read):
             return ((call.inputs.rows(read[0], len(read)), self.counters.read),)

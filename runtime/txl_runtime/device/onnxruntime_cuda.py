@@ -192,9 +192,7 @@ class OrtSessions:
         return self._ort.InferenceSession(graph, options, **arguments, disabled_optimizers=[f"{UNFIT_FUSION}Fusion"])
 
     def _requirements(self, cudnn: bool = False) -> str:
-        """Return a message for a provider that did not start: the libraries it needs (with `cudnn` only cuDNN), and
-        advice.
-        """
+        """Return a message for a provider that did not start: the libraries it needs (or only cuDNN), and advice."""
         major = str(getattr(self._ort, "cuda_version", "") or "").partition(".")[0]
         if cudnn:
             return (

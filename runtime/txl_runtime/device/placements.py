@@ -341,9 +341,7 @@ class Ring(Rolled):
             self._blocks.append(self._allocate())  # a second block, from which `reorder` copies rows back
 
     def reorder(self, rows: Indices, side: int) -> None:
-        """See `Placement`. Sequences that move are first copied to a second block, because two sequences may change
-        places.
-        """
+        """See `Placement`. Sequences that move are first copied to a second block, because two may exchange rows."""
         moves, pieces = [(row, old) for row, old in enumerate(rows.tolist()) if row != old], self._part
         self.prepare_reorder(rows)
         with self._tail:

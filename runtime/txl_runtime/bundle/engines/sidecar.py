@@ -27,11 +27,11 @@ MOST_BYTES = 1 << 24
 MOST_OFFSET = (1 << 63) - 1
 """Largest offset in a file, in bytes: systems count offsets in signed 64-bit integers."""
 MOST_REACHED = 50.0, 1.0
-"""Largest `Sidecar.reached`, in nats or relative: with more, any result of a device would pass."""
+"""Largest allowed `Sidecar.reached`, in nats and relative: with larger values any result of a device would pass."""
 ADVICE = "build the engine again with `txl-deploy build`"
 RECIPE, RTX_RECIPE = 2, 4
-"""Versions of the way in which engines are built from the same graph; part of an engine's identity. `RTX_RECIPE` is
-for TensorRT-RTX: since 4, an engine allocates no device memory while it runs, so the loop can record its work.
+"""Versions of the way in which engines are built from the same graph; part of an engine's identity. `RTX_RECIPE` is for
+TensorRT-RTX: since 4, an engine allocates no device memory while it runs, so the loop can record its work.
 """
 
 Target = Literal["rtx", "tensorrt", "cuda"]
@@ -85,9 +85,7 @@ def with_weights(program: Program, given: Sequence[GivenWeight]) -> Program:
 
 
 def distinct(given: Iterable[GivenWeight]) -> dict[Place, GivenWeight]:
-    """Return the weights to put on the device, by place; if several weights have one place, only the largest of
-    them.
-    """
+    """Return the weights to put on the device, by place; only the largest if several weights have one place."""
     weights: dict[Place, GivenWeight] = {}
     for weight in given:
         weights[weight.place] = max(weight, weights.get(weight.place, weight), key=tensor_bytes)
@@ -99,8 +97,7 @@ class Identity(Struct, frozen=True, kw_only=True):
 
     Attributes:
         flavour, version: the Python module that runs the engine, "tensorrt", "tensorrt_rtx" or "onnxruntime", and the
-            module's version that built the engine. Graphs for ONNX Runtime fit every version; they have `COMPOSED`
-            here.
+            module's version that built the engine. Graphs for ONNX Runtime, which fit every version, have `COMPOSED`.
         compute_capabilities: compute capabilities, times 10, of the GPUs that the engine was built for; empty for the
             library's default or the building machine's GPU.
         device: the GPU that the engine was built on, if it runs on no other; None if any GPU will do. Files up to 0.8.0
@@ -174,9 +171,10 @@ class Sidecar(Struct, frozen=True, kw_only=True):
         read_in_place: number of these states that attention reads in place; attention reads all others from a copy.
         copying: number of kernels that only copy such states.
         verified_on: checks that were made, and the machines.
-        reached: of rounded matrices, the largest differences of the self-test on the CPU, of its first two kinds; the
-            self-test's limits come from these.
-        judged: what the ladder judged there, each gate's value by its name; None for what only real text judges.
+        reached: largest differences of outputs and of states that the self-test of rounded matrices found on the CPU;
+            the self-test's limits come from these.
+        judged: values by which the ladder judged rounded matrices on the CPU, by gate; None for a gate that only real
+            text judges.
     """
 
     format: str = FORMAT

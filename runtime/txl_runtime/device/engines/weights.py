@@ -16,8 +16,7 @@ from txl_runtime.device.interface import aligned, host_address
 
 
 class SharedWeights:
-    """All weights that a bundle's engines take as inputs, in one block of the device; the host holds one weight at a
-    time.
+    """All weights that a bundle's engines take as inputs, in one block of the device; the host holds one of them.
 
     Args:
         device, queue: the device, and the queue that copies them.
