@@ -1,5 +1,5 @@
-"""The pip command for a missing optional part. It names a local path: the project is on no package index, where a
-stranger could register its name.
+"""The pip command for a missing optional part. The command names a local path: the project is on no package index,
+where a stranger could register its name.
 """
 
 from __future__ import annotations

@@ -185,8 +185,8 @@ class Model:
         Args:
             context: tokens [T], at least one, or text, which precedes each hypothesis.
             hypotheses: tokens [T] or a text for each; a hypothesis without tokens costs 0.
-            state: state of one sequence before the context, from `Stream.take` or a file; None for the first state. It
-                is not changed.
+            state: state of one sequence before the context, from `Stream.take` or a file; None for the first state. The
+                call does not change it.
 
         Returns:
             float64 [n]: the negative log-likelihood of each hypothesis, in nats, summed over its tokens.

@@ -116,7 +116,7 @@ class SelftestResult:
 
 
 def run_selftest(model: Model, precision: str | None = None) -> SelftestResult:
-    """Replay the bundle's vectors with different numbers of live sequences, and each batch size that engines have.
+    """Replay the bundle's vectors with different numbers of live sequences, and with each batch size of the engines.
 
     In lockstep, all sequences run.
 
@@ -150,7 +150,7 @@ def run_selftest(model: Model, precision: str | None = None) -> SelftestResult:
         kinds = {program.kind for program in model.backend.programs}
         errors += [(_shortcuts(model, vectors, kinds, b),) for b in (batch, *sizes)]
         steps = len(vectors["length"])
-    except (KeyError, IndexError, TypeError, ValueError) as error:  # UsageError of a stream is a ValueError, too
+    except (KeyError, IndexError, TypeError, ValueError) as error:  # a stream's UsageError is a ValueError, too
         raise BundleError(f"{model.bundle.path}: stored vectors do not fit ({error}); export the model again") from None
     largest = [max(errors_of_run) for errors_of_run in zip_longest(*errors, fillvalue=0.0)]
     limits.append(limit_of("rows"))
@@ -220,7 +220,7 @@ def reached(model: Model, vectors: Mapping[str, Array]) -> list[float]:
     for name, values in vectors.items():
         if (kind := name.partition("/")[0]) in most and values.dtype.kind == "f":
             sizes = np.abs(values)
-            # relative errors count as at most 1
+            # the sizes of relative errors count as at most 1
             sizes = sizes[sizes < limit_of("mask")] if name == nats else np.fmin(sizes, 1)
             most[kind] = float(sizes.max(initial=most[kind]))
     if len(errors) != 2 or not all(0 <= one <= size for one, size in zip(errors, most.values(), strict=True)):

@@ -1,4 +1,4 @@
-"""The environment and folder in which child processes start, and the name of the signal that ended one.
+"""The environment and folder in which child processes start, and the name of the signal that ended a child.
 
 A child must not run in the user's current folder, which may be a stranger's bundle: with `-m`, `-c` or an empty entry
 of PYTHONPATH, Python imports from that folder. Python 3.10 has no option to prevent this.

@@ -287,7 +287,7 @@ def _takes(spec: TensorSpec, state: StateTensor) -> bool:
 
 
 def _softmax(output: Output | None) -> dict[str, tuple[tuple[TensorSpec, ...], ...]]:
-    """Return (inputs, outputs) of the programs "head" and "tail.<c>", by kind. The head's last columns are for tails."""
+    """Return (inputs, outputs) of programs "head" and "tail.<c>", by kind. The head's last columns are for tails."""
     signatures: dict[str, tuple[tuple[TensorSpec, ...], ...]] = {}
     for cluster, (first, last) in enumerate(() if output is None else output.clusters):
         assert output is not None

@@ -1,4 +1,4 @@
-"""The folder of a bundle. It opens only plain files inside it, and notices when a file was replaced.
+"""The folder of a bundle, which opens only plain files inside it, and notices when a file was replaced.
 
 An engine opens some files by path, so a matching hash does not prove that the engine read the hashed bytes. The folder
 therefore records each file's identity from the descriptor that it read, and compares it again when everything is open.
@@ -22,7 +22,7 @@ Made = TypeVar("Made")
 
 
 class Folder:
-    """A folder that opens its files and records the identity of each.
+    """A folder that opens its files and records the identity of each file.
 
     Attributes:
         path: the path as given, for messages.

@@ -1,8 +1,8 @@
 """The manifest: the description of a bundle, `manifest.json`, and its decoder.
 
-It is one JSON object of format 2, whose tables hold everything that a reader needs, for any kind of model. Unknown
-fields are ignored, so that a newer minor version still loads; a different major version is refused. `derived` adds
-fields that the tables imply and an older manifest lacks. `agreement` checks the tables against each other.
+A manifest is one JSON object of format 2, whose tables hold everything that a reader of any kind of model needs.
+Unknown fields are ignored, so that a newer minor version still loads; a different major version is refused. `derived`
+adds fields that the tables imply and an older manifest lacks. `agreement` checks the tables against each other.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from txl_runtime.bundle.tables import (
 )
 from txl_runtime.errors import BundleError
 
-if TYPE_CHECKING:  # so that an application with bundles of other models need not ship the Transformer-XL's config
+if TYPE_CHECKING:  # an application with bundles of other models need not ship the Transformer-XL's config
     from txl_runtime.bundle.transformer_xl import Dialect, ModelConfig, TransformerXL
 
 FORMAT = "txl-deploy.bundle"
@@ -144,7 +144,7 @@ class Manifest(Struct, Tables, frozen=True, kw_only=True, dict=True):
 
     @property
     def has_config(self) -> bool:
-        """True if the model's family is the one whose sizes `config` has."""
+        """True if the model is a Transformer-XL, so that `config` has its sizes."""
         return self.family_name == "transformer_xl"
 
     @property

@@ -217,7 +217,7 @@ class StateTensor(Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def row_counts(self) -> tuple[int, int]:
-        """(smallest, largest) number of rows; (1, 1) for a state without rows, as `Axes.length` counts them."""
+        """The pair (smallest, largest) number of rows; (1, 1) for a state without rows, as `Axes.length` counts it."""
         return self.rows or (1 if self.row_axis is None else self.shape[self.row_axis],) * 2
 
     def values(self, rows: int) -> int:

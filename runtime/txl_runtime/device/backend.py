@@ -72,7 +72,7 @@ class DeviceBackend(Backend):
         return DeviceLoop(manifest, device, queue, lock, self.name, sizes, initial, self.settled)
 
     def settled(self, program: str) -> None:
-        """Called when a program has run twice: its engine has then compiled its kernels, which can be saved."""
+        """Report that a program has run twice: its engine has now compiled its kernels, which can be saved."""
         if self._settled is not None:
             with self.lock, self.device.current():  # a different stream may run it at the same time
                 self._settled(program)

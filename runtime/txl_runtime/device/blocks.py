@@ -26,8 +26,8 @@ Raw = NDArray[np.uint8]
 class Part(NamedTuple):
     """The beginning of each axis of a tensor on the device, fetched by one copy of equally spaced pieces.
 
-    One copy can shorten only the first axis and one more. To get [:b, :T, :n] of [B, L, N], it fetches [b, L, n], from
-    which `view` then takes [b, T, n].
+    One copy can shorten only the first axis and one further axis. To get [:b, :T, :n] of [B, L, N], it fetches [b, L,
+    n], from which `view` then takes [b, T, n].
 
     Attributes:
         address: device address of the first byte.

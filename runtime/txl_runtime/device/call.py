@@ -129,13 +129,13 @@ class Step:
 
 
 class Steps:
-    """The steps of a loop's calls; each is made when it is first needed."""
+    """The steps of a loop's calls; each step is made when it is first needed."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[DeviceCall, tuple[tuple[str, Part], ...]], Step] = {}
 
     def find(self, call: DeviceCall, parts: Mapping[str, Part], staged: Raw) -> Step:
-        """Return the step of a call that fetches these parts. For example, parts {"logprobs": [4, 1, 256]}."""
+        """Return the step of a call that fetches these parts, e.g. a part {"logprobs": [4, 1, 256]}."""
         key = (call, tuple(parts.items()))
         if key not in self._made:
             bare = self.find(call, {}, staged) if parts else None

@@ -2,8 +2,8 @@
 others.
 
 On a machine without a GPU the search must be cheap and must not start CUDA, because a process that is forked afterwards
-could not use CUDA. So it looks for engines first, then for packages without importing them, then for the files of a
-GPU's driver; it starts CUDA only if it has found all of them.
+could not use CUDA. So the search looks for engines first, then for packages without importing them, then for the files
+of a GPU's driver; it starts CUDA only if it has found all of them.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ def _opened(name: str, bundle: Bundle, update: str | None) -> DeviceBackend:
 def run_smallest(backend: DeviceBackend, bundle: Bundle) -> None:
     """Run the smallest program on zeros, to find out whether an engine that opened has kernels for this GPU.
 
-    It runs twice, unrecorded and recorded: kernels that an engine compiles at first use are saved after the second run.
+    The program runs twice, unrecorded and recorded: kernels that an engine compiles at first use are saved after the
+    second run.
 
     Raises:
         BackendError: the program does not run here.
@@ -94,7 +95,7 @@ def choose_device(
 
 
 def _running(opener: Opener, name: str, bundle: Bundle, update: str | None) -> DeviceBackend:
-    """Open and run a backend. If that fails, release the backend here, so that the next one finds free device
+    """Open and run a backend. If that fails, release the backend here, so that the next backend finds free device
     memory.
     """
     with _errors_of(name):

@@ -67,7 +67,7 @@ class Event:
         self._synchronize = context.driver.cuEventSynchronize
 
     def wait(self) -> None:
-        """Wait until the work before the marker's latest place is done; return at once if it was never set."""
+        """Wait until the work before the marker's latest place is done; return at once if the marker was never set."""
         self._synchronize(self.handle)
 
 
@@ -193,7 +193,7 @@ class Queue:
 
 
 class _Replay:
-    """A replay of recorded work. It keeps the queue and the work alive, and thereby the engine's memory."""
+    """A replay of recorded work, which keeps the queue and the work alive, and thereby the engine's memory."""
 
     def __init__(self, context: Context, graph: int | None, queue: Queue, work: Work) -> None:
         self._graph = _own(self, context, "cuGraphInstantiateWithFlags", "cuGraphExecDestroy", graph, 0)
@@ -223,7 +223,8 @@ class Device:
         if count.value > 1:
             self.title += f" (GPU {ordinal} of the {count.value} that are visible)"
         self.ordinal = ordinal
-        # A wait for an event spins, which is faster. On an integrated board, which has few cores, it sleeps instead.
+        # A wait for an event spins, which is faster. On an integrated board, which has few cores, a wait sleeps
+        # instead.
         self._flags = EVENTS[device_number(driver, ordinal, INTEGRATED) != 0]
         self._context = Context(driver, ordinal)
         with self.current():
@@ -272,7 +273,7 @@ class Device:
         return array
 
     def queue(self) -> Queue:
-        """Return a new queue."""
+        """Return a new queue of work on this device."""
         with self.current():
             return Queue(self._context)
 

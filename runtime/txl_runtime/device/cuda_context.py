@@ -32,7 +32,7 @@ class Context:
         self.driver, self.device = driver, device.value
         # Every step calls these three functions, so they lack the wrapper that checks the status; the callers check it.
         self._current, self._push, self._pop = (driver.instant(name) for name in (GET, PUSH, POP))
-        self._popped = ctypes.byref(ctypes.c_void_p())  # receives the popped context, which nothing uses
+        self._popped = ctypes.byref(ctypes.c_void_p())  # memory for the popped context, which nothing uses
         try:
             driver.cuDevicePrimaryCtxRetain(ctypes.byref(handle), device.value)
         finally:
@@ -55,7 +55,7 @@ class Context:
             raise driver.failure(GET, status)
         if current.found.value == self._handle:
             if current.entered and current.entered != threading.get_ident():
-                current.entered = 0  # set by a different thread; this thread has nothing to leave
+                current.entered = 0  # a different thread has set it; this thread has nothing to leave
             return
         thread = threading.get_ident()
         try:
@@ -120,14 +120,14 @@ class Current:
 
 
 Lock = AbstractContextManager[object]
-"""A lock, used only by `with`."""
+"""The type of a lock that is used only by `with`."""
 _locks: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def open_lock() -> Lock:
     """Return a lock for putting work into a queue; a thread that holds it may take it again.
 
-    It is Python's RLock, taken only by `with`, so that Ctrl-C cannot prevent its release. In a forked child the lock is
+    The lock is Python's RLock, taken only by `with`, so that Ctrl-C cannot prevent its release. In a forked child it is
     free, because the thread that held it may not exist there; entering the device fails in that child anyway.
     """
     lock = threading.RLock()
@@ -140,5 +140,5 @@ def _after_fork() -> None:
         lock._at_fork_reinit()  # Python does the same with the locks of its own modules
 
 
-if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(after_in_child=_after_fork)

@@ -1,6 +1,6 @@
 """CUDA's driver, libcuda, called with ctypes. Every GPU's driver includes it, so no CUDA version must be installed.
 
-`Driver` has the needed functions under CUDA's names. Each raises an error for a status other than success. An engine's
+`Driver` has the needed functions under CUDA's names; each function raises an error unless it succeeds. An engine's
 library may use its own version of CUDA at the same time. ctypes lets other threads run during each call.
 """
 
@@ -226,13 +226,13 @@ def _after_fork() -> None:
         driver.forked = True
 
 
-if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(after_in_child=_after_fork)
 
 
 def _function(library: Any, name: str) -> Callable[..., int]:
-    """Return a function of the library with its signature. It is a new prototype, so that other users of the library
-    keep their settings.
+    """Return a function of the library with its signature, as a new prototype, so that other users of the library keep
+    their settings.
     """
     try:
         if isinstance(library, ctypes.CDLL):

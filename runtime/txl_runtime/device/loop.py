@@ -75,7 +75,7 @@ class _Pending(SegmentResult):
         self._output, self._table = loop.output, loop.manifest.outputs
 
     def rows(self) -> Floats:
-        """See `loop.Result`."""
+        """Return the feature rows; see `loop.Result.rows`."""
         self._loop.finish()
         if self._rows is None:
             features = self._loop.manifest.logprobs
@@ -84,22 +84,22 @@ class _Pending(SegmentResult):
         return self._rows
 
     def given(self) -> dict[str, Array]:
-        """See `SegmentResult`."""
+        """Return the outputs that the program returned; see `SegmentResult.given`."""
         arrays = self._bring(self._route.parts)
         self._loop.finish()  # wait for the copies that `_bring` put into the queue
         return arrays
 
     def last(self) -> Floats:
-        """See `loop.Result`."""
+        """Return each sequence's last row; see `loop.Result.last`."""
         return self._first() if self._route.kind in ("last", "next") else super().last()
 
     def parts(self) -> BestWords | None:
-        """See `loop.Result`."""
+        """Return the best words, or None; see `loop.Result.parts`."""
         self._loop.finish()
         return self._route.best
 
     def nll(self) -> Floats:
-        """See `loop.Result`."""
+        """Return negative log-likelihoods; see `loop.Result.nll`."""
         return self._first() if self._route.kind == "score" else super().nll()
 
     def _first(self) -> Array:
@@ -107,7 +107,7 @@ class _Pending(SegmentResult):
         return self._bring((name,))[name]
 
     def _bring(self, names: Collection[str]) -> dict[str, Array]:
-        """Wait for the segment; return its results by name, at least the ones in `names`."""
+        """Wait for the segment; return its results by name, at least the results in `names`."""
         loop, route = self._loop, self._route
         loop.finish()
         for name in names:
@@ -182,7 +182,7 @@ class DeviceLoop(LoopState):
             self._settled(program)
 
     def run(self, inputs: Mapping[str, Array], counts: Ids, want: Want = "rows", commit: bool = True) -> SegmentResult:
-        """See `Loop`."""
+        """Run one segment; see `Loop.run`."""
         self.finish()  # the previous step uses the same staged inputs and results
         length, targets = self._programs.length_of(inputs), inputs.get("targets")
         if not self.count(counts):
@@ -205,7 +205,7 @@ class DeviceLoop(LoopState):
                 step()
             if growing is not None:
                 growing.shapes[1 - side] = route.after
-            if commit:  # does what `commit` does, without taking the lock a second time
+            if commit:  # do what `commit` does, without taking the lock a second time
                 self.counters.advance(self._batch, self._spill)
             else:
                 self._tried, self._computed = (inputs, len(counts)), self._batch

@@ -17,7 +17,7 @@ MOST_FAILURES = 3
 
 
 class Recording:
-    """The records of one call.
+    """The records of one call's work.
 
     Attributes:
         possible: False if the work cannot be recorded; True until this is known.

@@ -191,4 +191,4 @@ def _read(text: str) -> dict[str, Form]:
 
 
 FORMS: dict[str, dict[str, Form]] = {"": _read(_STANDARD), MICROSOFT: _read(_MICROSOFT)}
-"""The table, by domain and operator. It is plain data: readers in other languages get `msgspec.json.encode(FORMS)`."""
+"""The table as plain data, by domain and operator; readers in other languages get `msgspec.json.encode(FORMS)`."""

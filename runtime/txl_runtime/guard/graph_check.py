@@ -181,8 +181,9 @@ class Walk:
     def parameters(self, content: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
         """Return the graph's parameters as views of the weight file's content, uint8 [bytes].
 
-        Two kinds of parameters are left out: those whose type NumPy lacks, which the engine reads itself, and those
-        that lie beyond the end of the content. For example, a float32 parameter [2, 3] is a view of 24 bytes.
+        Two kinds of parameters are left out: parameters whose type NumPy lacks, which the engine reads itself, and
+        parameters that lie beyond the end of the content. For example, a float32 parameter [2, 3] is a view of 24
+        bytes.
         """
         arrays: dict[str, NDArray[Any]] = {}
         for name, first in self.outside.items():
@@ -296,7 +297,7 @@ class Walk:
             name, type_, value = self._attributes[entry]
             if name in values or name not in allowed or KINDS[allowed[name]][0] != type_:
                 raise RefusedError(f"the attribute {name[:60]!a} of {op}", "those that are its own, each once")
-            if allowed[name] == "b" and value not in (0, 1):  # operators differ in whether they treat 2 as true
+            if allowed[name] == "b" and value not in (0, 1):  # some operators treat 2 as true, and some do not
                 raise RefusedError(f"{value} as {name} of {op}", "0 or 1")
             if type_ in (2, 7) and op not in ("Constant", "Shape"):  # an engine may truncate larger numbers to 32 bits
                 numbers = value if type_ == 7 else [value]

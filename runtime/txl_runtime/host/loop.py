@@ -92,7 +92,7 @@ class HostLoop(LoopState):
         self.clear(np.arange(manifest.batch_size))
 
     def run(self, inputs: Mapping[str, Array], counts: Ids, want: Want = "rows", commit: bool = True) -> SegmentResult:
-        """See `Loop`. The result's arrays are views of the program's outputs."""
+        """Run one segment; see `Loop.run`. The result's arrays are views of the program's outputs."""
         length, targets, rows = self._programs.length_of(inputs), inputs.get("targets"), self.count(counts)
         if not rows:
             return idle_result(self._manifest, self.output, self._width, counts, length, targets)

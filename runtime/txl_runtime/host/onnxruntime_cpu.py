@@ -108,7 +108,7 @@ class OnnxRuntimeCpu(Engine):
         return dict(zip(names, results, strict=True))
 
     def release_pages(self) -> None:
-        """See `Engine`; only a lean engine has mapped pages."""
+        """Release the mapped pages of the weight file, which only a lean engine has."""
         if self._mapping is not None and hasattr(mmap, "MADV_DONTNEED"):  # Windows has no MADV_DONTNEED
             self._mapping.madvise(mmap.MADV_DONTNEED)
 

@@ -1,7 +1,7 @@
 """The states of a loop on the CPU: arrays that programs are bound to, one class for each placement.
 
-"replace" and "rolled" states have two sides, 0 and 1: every step reads the arrays of one side and writes those of the
-opposite side. A ring is one array, into which a step writes the segment's rows in place. `SequenceCounters` has the
+"replace" and "rolled" states have two sides, 0 and 1: every step reads the arrays of one side and writes the arrays of
+the opposite side. A ring is one array, into which a step writes the segment's rows in place. `SequenceCounters` has the
 fill and side of each sequence. Arrays have the programs' types; memory rows are returned as float32.
 
 To add a placement, write a class here and one in `device/placements.py`, add both to `PLACEMENTS`, and add the update

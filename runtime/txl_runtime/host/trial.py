@@ -1,7 +1,7 @@
 """Trials of a stranger's bundle on the CPU: each combination of sizes first runs in a process with limits.
 
 A combination is a program with the shapes of its arrays, e.g. `step` with tokens [2, 64] and a state [2, 8, 32]. A
-graph may take more memory or time than there is, or crash ONNX Runtime. Then only the limited process ends, and this
+graph may take more memory or time than there is, or crash ONNX Runtime. If so, only the limited process ends, and this
 process raises an error of one line.
 """
 

@@ -1,8 +1,8 @@
 """The child process of a trial, which `sandbox.process.Bounded` starts and `trial.TrialEngine` asks.
 
-It opens a bundle's programs with the same engine as its parent, but on one thread. It runs combinations of sizes on
-zeros and on the states' first values. The check of graphs guarantees that sizes follow only from shapes and constants,
-so zeros take the same memory as any other numbers.
+The child opens a bundle's programs with the same engine as its parent, but on one thread. It runs combinations of sizes
+on zeros and on the states' first values. The check of graphs guarantees that sizes follow only from shapes and
+constants, so zeros take the same memory as any other numbers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The engine of the backend "native": the step in C with a bundle's weights.
 
-It runs the programs "hidden" of a ring, and the programs of the softmax, each as one C function. It does not read the
-programs' graphs: the manifest's config decides what is computed.
+The engine runs the programs "hidden" of a ring, and the programs of the softmax, each as one C function. It does not
+read the programs' graphs: the manifest's config decides what is computed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CACHES = ("fp32", "fp16", "int8")
 
 
 def unsupported(bundle: Bundle) -> str:
-    """Return why the step in C cannot run a bundle; "" if it can.
+    """Return the reason why the step in C cannot run a bundle; "" if it can.
 
     Raises:
         BundleError: the bundle is of a different family.
@@ -129,7 +129,7 @@ class NativeEngine(Engine):
         """Do nothing, because no file is memory-mapped."""
 
     def product(self, layer: int, which: int, matrix: Matrix | Blocks, bias: Floats | None) -> None:
-        """See `Taker`."""
+        """Take a layer's matrix; see `Taker.product`."""
         where = self._model, layer, which
         if isinstance(matrix, Blocks):
             values = matrix.codes, matrix.scales, matrix.zeros
@@ -143,11 +143,11 @@ class NativeEngine(Engine):
             self._done(self._c.txl_set_codes(*arguments, _at(matrix.scales), _at(bias)))
 
     def vector(self, layer: int, which: int, values: Array) -> None:
-        """See `Taker`."""
+        """Take a layer's vector; see `Taker.vector`."""
         self._done(self._c.txl_set_vector(self._model, layer, which, _at(values), values.size))
 
     def positions(self, layer: int, table: Floats, scores: Floats | None) -> None:
-        """See `Taker`."""
+        """Take a layer's table of positions; see `Taker.positions`."""
         self._done(self._c.txl_set_positions(self._model, layer, _at(table), _at(scores)))
 
     def cluster(
@@ -160,12 +160,12 @@ class NativeEngine(Engine):
         into: Floats | None,
         out_of: Floats | None,
     ) -> None:
-        """See `Taker`."""
+        """Take a cluster's embedding; see `Taker.cluster`."""
         sizes = self._model, number, first, last, width
         self._done(self._c.txl_set_cluster(*sizes, _at(table), _at(into), _at(out_of)))
 
     def softmax(self, number: int, words: Floats, bias: Floats | None) -> None:
-        """See `Taker`."""
+        """Take a cluster's softmax; see `Taker.softmax`."""
         self._done(self._c.txl_set_softmax(self._model, number, *words.shape, _at(words), _at(bias)))
 
     def _done(self, status: int) -> None:
@@ -223,7 +223,7 @@ class Weights:
         tables: the embedding's tables, after they were passed to C.
 
     Raises:
-        BundleError: the tables of states and programs are not those of the config.
+        BundleError: the tables of states and programs contradict the config.
     """
 
     def __init__(self, bundle: Bundle) -> None:

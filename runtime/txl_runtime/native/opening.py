@@ -26,7 +26,7 @@ from txl_runtime.native.ring import ByteRing, HalfRing, NativeRing
 from txl_runtime.system import is_own
 
 STEP, SIDECAR = f"{NATIVE}step.so", f"{NATIVE}step.json"
-"""Names of the compiled step in a bundle, and of its facts."""
+"""Names of two files in a bundle: the compiled step, and the step's facts."""
 
 Instructions = Literal["avx512_bf16", "avx512", "avx2", "neon", "plain"]
 Cache = Literal["fp32", "fp16", "int8"]
@@ -87,7 +87,7 @@ def platform_name() -> str:
 
 
 def best_instructions() -> Instructions:
-    """Return the best of `FLAGS` that this processor has."""
+    """Return the best instructions in `FLAGS` that this processor has."""
     has = processor_flags()
     return next(name for name, flags in FLAGS.items() if has.issuperset(flags))
 
@@ -232,7 +232,7 @@ def open_step(
 def _cores() -> int:
     """Return the number of physical cores that this process may run on; of all processors if the cores are unknown."""
     try:
-        usable = os.sched_getaffinity(0)  # Linux
+        usable = os.sched_getaffinity(0)  # only Linux has this function
         shared = Path("/sys/devices/system/cpu")
         return len({(shared / f"cpu{number}/topology/thread_siblings_list").read_text() for number in usable})
     except (AttributeError, OSError):

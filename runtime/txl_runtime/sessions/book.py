@@ -63,7 +63,7 @@ class Book:
         """
         number = next(self.numbers)
         if not name:
-            return Session(f"{number:0>{LONGEST_NAME + 1}}", "")  # longer than any allowed name, so it equals no name
+            return Session(f"{number:0>{LONGEST_NAME + 1}}", "")  # the key is longer than any allowed name
         if self.room() < 1 or len(self.named) >= self._capacity():
             self._counters.busy += 1
             oldest = next(iter(self.recent), None)
@@ -108,7 +108,7 @@ class Book:
         if session.name:
             self.recent.touch(session.name)
         if job.work.seconds is not None:
-            # most entries are of requests that ended before their deadline: drop those
+            # most entries are of requests that ended before their deadline: drop these entries
             if len(self._deadlines) > 2 * self.unfinished + 64:
                 self._deadlines = [entry for entry in self._deadlines if _unfinished(entry[2]) is not None]
                 heapq.heapify(self._deadlines)

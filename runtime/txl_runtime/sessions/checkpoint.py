@@ -1,4 +1,4 @@
-"""Checkpoints: all sessions of a server in a folder, from which a restart continues even after a crash.
+"""Checkpoints, which keep all sessions of a server in a folder, so that a restart continues even after a crash.
 
     sessions.lock       locked while a server uses the folder; the system unlocks it when the process ends
     sessions.json       the index: each session's name, file, size and SHA-256; replaced last in a save
@@ -109,7 +109,7 @@ class Checkpoint:
             self._lock.release()
             raise
         self._versions: dict[str, int] = {}
-        # stale: somebody removed the index or a file, so the index must be written again
+        # `_stale` is True if somebody removed the index or a file, so that the index must be written again
         self._saving = self._stale = False
 
     def __enter__(self) -> Checkpoint:
@@ -155,7 +155,7 @@ class Checkpoint:
 
         Returns:
             An error for each session whose file is damaged or missing, by name. All other sessions are restored. The
-            next save drops the lost ones.
+            next save drops the lost sessions.
 
         Raises:
             TxlError: a state does not fit the bundle or cannot be read, or the limits are too small. The folder stays
@@ -188,7 +188,7 @@ class Checkpoint:
         there = self._there()
         self._stale |= INDEX not in there and bool(self._entries)
         for name in [name for name, entry in self._entries.items() if entry.file not in there]:
-            del self._entries[name]  # its file was removed: save the session again
+            del self._entries[name]  # the session's file was removed: save the session again
             self._versions.pop(name, None)
             self._stale = True
         self._saving = True

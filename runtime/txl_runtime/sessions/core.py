@@ -1,4 +1,4 @@
-"""`Sessions`: the core, in which one thread serves any number of sessions on a stream's rows."""
+"""The class `Sessions`, in which one thread serves any number of sessions on a stream's rows."""
 
 from __future__ import annotations
 
@@ -424,7 +424,7 @@ class Sessions:
         """
         pending = session is not None and session.pending is not None
         if waiting and session is not None and session.jobs:
-            return  # checked again later: earlier requests of the session may still draw a pending token
+            return  # `_goes_on` checks again: earlier requests of the session may still draw a pending token
         if work.arrays is not None and pending:
             raise UsageError(
                 "the session has a token that was drawn and not fed yet, expected none before inputs; feed it with a "

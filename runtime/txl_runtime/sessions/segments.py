@@ -35,7 +35,7 @@ class Segments:
 
     @property
     def _loop(self) -> Loop:
-        return self.stream.loop  # read each time, because closing the model replaces the loop
+        return self.stream.loop  # this reads the loop each time, because closing the model replaces it
 
     def run(self, parts: Sequence[Part]) -> None:
         """Run one segment, and send tokens, scores and outputs to the tickets.

@@ -18,7 +18,7 @@ from txl_runtime.streaming.stream import Stream
 
 
 class SessionRows:
-    """The rows of a stream and the sessions on them. A state moves as a `RowState`.
+    """The rows of a stream and the sessions on them. States move to and from rows as `RowState`.
 
     Args:
         stream: a stream that nobody else uses.
@@ -100,7 +100,7 @@ class SessionRows:
         row = session.row
         self.leave(session)
         if row is not None:
-            with contextlib.suppress(TxlError):  # if this fails, the row is cleared before its next session
+            with contextlib.suppress(TxlError):  # if the reset fails, the row is cleared before its next session
                 self._reset(row)
                 self._used[row] = False
 

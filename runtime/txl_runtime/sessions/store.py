@@ -39,7 +39,7 @@ class Store:
         return name in self._states or name in self._gone
 
     def park(self, name: str, state: RowState) -> None:
-        """Park a state.
+        """Keep a session's state until it is fetched or dropped.
 
         Args:
             name: key of the session; a state that is already parked under this key is dropped.

@@ -102,7 +102,7 @@ def called(adjust: Adjust, row: Row, tokens: Ids) -> Row:
             "the row that it was given, changed"
         )
     best = changed.max()
-    if not best < np.inf:  # also true for NaN
+    if not best < np.inf:  # this is also true if `best` is NaN
         at = int(np.flatnonzero(~(changed < np.inf))[0])
         raise UsageError(
             f"adjust returned {changed[at]} for token {at}, expected a number, or -inf for a token that is never drawn"

@@ -34,7 +34,7 @@ class BestWords:
     """The result of a program "next" for b sequences: the K best words of each part of the softmax.
 
     Args:
-        clusters: token ids [first, last) of each part: the head's words, then those of each tail.
+        clusters: token ids [first, last) of each part: the head's words, then each tail's words.
         given: the program's outputs by name: "<part>.ids" and "<part>.values" [b, K], "sums" [b, parts], "clusters" [b,
             tails]. A device may fill them after the construction, before the first method is called.
     """
@@ -53,13 +53,13 @@ class BestWords:
         """
         firsts, seconds = (
             np.array([values[:b, min(at, values.shape[1] - 1)] for values in self._values]) for at in (0, 1)
-        )  # both have the shape [parts, b]
+        )  # both arrays have the shape [parts, b]
         if self._offsets is not None:
             firsts[1:] += self._offsets[:b].T
             seconds[1:] += self._offsets[:b].T
         ids, rows = np.array([ids[:b, 0] for ids in self._ids]), np.arange(b)
-        part = firsts.argmax(axis=0)  # argmax takes the first of equal parts, as it would in the whole row
-        sound = self._sums[:b].sum(axis=1) > 0  # also False if the sum is NaN
+        part = firsts.argmax(axis=0)  # of equal parts argmax takes the first, as in the whole row
+        sound = self._sums[:b].sum(axis=1) > 0  # `sound` is also False if the sum is NaN
         return ids[part, rows], sound & (firsts[part, rows] > seconds[part, rows])
 
     def candidates(self, stream: int, temperature: float, top_k: int | None, top_p: float | None) -> Weighted | None:
@@ -74,7 +74,7 @@ class BestWords:
             raise BackendError(f"stream {stream} produced NaN, expected log-probabilities; reset the stream")
         if temperature > 0 and top_k is None and top_p is None:
             return None
-        # Add in float32, as the program does: then words that tie in the whole row tie here.
+        # Add in float32, as the program does, so that words that tie in the whole row tie here.
         parts = [values[stream] for values in self._values]
         if self._offsets is not None:
             parts[1:] = [part + offset for part, offset in zip(parts[1:], self._offsets[stream], strict=True)]

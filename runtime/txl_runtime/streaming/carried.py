@@ -247,7 +247,7 @@ class CarriedState:
         return self._whole()
 
     def _whole(self) -> Loop:
-        """Return the loop.
+        """Return the loop, after checking that its state is whole.
 
         Raises:
             UsageError: an interrupt left the loop's state half replaced.

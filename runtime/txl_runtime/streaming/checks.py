@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from txl_runtime.errors import UsageError, brief, one_line
 
 MOST_NAMED = 2**16
-"""Maximum number of entries of a list of rows, of stop tokens or of stop texts: a longer one is a mistake or an
+"""Maximum number of entries of a list of rows, of stop tokens or of stop texts: a longer list is a mistake or an
 attack."""
 FEW = 16
 """Maximum number of ids for which Python's min and max are faster than NumPy."""
@@ -52,7 +52,7 @@ def check_tokens(
     counts = check_lengths(lengths, batch_size, ids.shape[1])
     counted = ids if lengths is None else np.where(np.arange(ids.shape[1]) < counts[:, None], ids, 0)
     if not ids_fit(counted, vocab_size):
-        check_ids(ids, counted.astype(np.uint64) >= vocab_size, vocab_size, what)  # -1 becomes 2**64 - 1
+        check_ids(ids, counted.astype(np.uint64) >= vocab_size, vocab_size, what)  # as uint64, -1 becomes 2**64 - 1
     return counted.astype(np.int32), counts
 
 
@@ -64,7 +64,7 @@ def ids_fit(found: NDArray[Any], vocab_size: int) -> bool:
     if 0 < found.size <= FEW:
         values: list[int] = found.ravel().tolist()
         return min(values) >= 0 and max(values) < vocab_size
-    return not np.count_nonzero(found.astype(np.uint64) >= vocab_size)  # -1 becomes 2**64 - 1
+    return not np.count_nonzero(found.astype(np.uint64) >= vocab_size)  # as uint64, -1 becomes 2**64 - 1
 
 
 def check_ids(found: NDArray[Any], bad: NDArray[np.bool_], vocab_size: int, what: str) -> None:

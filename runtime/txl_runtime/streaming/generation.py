@@ -36,7 +36,7 @@ class Generation(Generator[Ids, None, None]):
     def logprobs(self) -> Floats | None:
         """Natural log-probabilities of the latest tokens, float32 [b].
 
-        They are the model's own, before `datastore`, `adjust`, `logit_bias`, `allow`, `forbid` and temperature. A
+        The values are the model's own, before `datastore`, `adjust`, `logit_bias`, `allow`, `forbid` and temperature. A
         sequence that had already stopped has 0. The property is None before the first token, and without
         `generate(logprobs=True)`.
         """

@@ -3,8 +3,8 @@
 Text often repeats itself: "for i in range(" is probably followed by the same tokens as the last time. The draft d1 … d4
 runs behind the latest token t as one segment [t, d1, d2, d3, d4], which is not committed to the state yet. A token is
 then drawn at each position, as if it were a step. While the drawn token equals the draft's, drawing goes on at the next
-position. The first different token ends the draft, and only the positions before it are committed. So the tokens are
-those of plain decoding; logits may differ by rounding, because a segment multiplies matrices of other shapes.
+position. The first different token ends the draft, and only the positions before it are committed. So this gives the
+same tokens as plain decoding; logits may differ by rounding, because a segment multiplies matrices of other shapes.
 
 A draft costs more time than a step. `Pace` compares the time of drafts with the time of the steps that they saved, and
 pauses drafts that lose time. (Prompt lookup decoding: Saxena 2023; checking drafts in one pass: Leviathan et al. 2023,
@@ -67,7 +67,7 @@ def longest_draft(lookup: int, manifest: Manifest, parts: Parts) -> int:
     stepwise, draft = manifest.stepwise or 0, 0
     while draft < min(lookup, stepwise - 1) and _holds(draft + 2, manifest):
         draft += 1
-    # with exact lengths, `_holds` has already checked the parts
+    # if lengths are exact, `_holds` has already checked which parts can be committed
     refusal = parts.refusal if manifest.can.run_ragged else ""
     if draft and not refusal:
         return draft
@@ -179,7 +179,7 @@ class Pace:
 class Positions(StreamSoftmax):
     """An uncommitted segment [b, T], at whose positions tokens are drawn one after the other.
 
-    It is also the softmax for these draws, because the head was computed for all positions at once.
+    This object is also the softmax for these draws, because the head was computed for all positions at once.
 
     Args:
         output: the softmax.
@@ -210,7 +210,7 @@ class Positions(StreamSoftmax):
         self._heads = heads.reshape(b, length, -1)
 
     def step(self, sequences: NDArray[np.bool_]) -> None:
-        """Go on to the next position, and count it as one to commit for the sequences in this mask, bool [b].
+        """Go on to the next position, and count it among the positions to commit, for sequences in this mask, bool [b].
 
         For example, [True, False] counts one more position for sequence 0.
         """
@@ -311,7 +311,7 @@ class Lookup:
         return np.array(drafts, np.int32)
 
     def begin(self, output: StreamSoftmax, result: Result, ids: Ids, fed: NDArray[np.bool_]) -> Draft:
-        """Return the `Draft` of a segment that has run; the arguments are those of `Draft`.
+        """Return the `Draft` of a segment that has run; the arguments are the arguments of `Draft`.
 
         For example, ids [[17, 5, 9, 2]] hold the token to feed, 17, and its draft of 3 tokens.
         """

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Result(Protocol):
-    """The result of one segment. It is valid until the loop's next run, and may stay on a device until it is read."""
+    """The result of one segment, valid until the loop's next run; it may stay on a device until it is read."""
 
     def rows(self) -> Floats:
         """Return the program's feature rows for every position, [b, T, F], which `Loop.output` reads.
@@ -156,7 +156,7 @@ class Loop(Protocol):
         """
 
     def take(self, row: int, names: Collection[str] | None = None) -> RowState:
-        """Return a copy of one sequence's state, with all its tensors or only those in `names`."""
+        """Return a copy of one sequence's state, with all its tensors or only the tensors in `names`."""
 
     def put(self, row: int, state: RowState) -> None:
         """Set a cleared sequence to a state that `take` returned."""
@@ -219,14 +219,14 @@ class LoopState(Loop):
             valid[b:] = max(values) if self._together else 0
             valid = valid[:b]
         valid[...] = counts
-        # an array of `inputs.Segments` never changes, so it is read only once
+        # an array that `inputs.Segments` has checked never changes, so it is read only once
         if counts.base is None and not counts.flags.writeable:
             self._counted = counts, rows
         return rows
 
     def commit(self, counts: Ids | None = None) -> None:
         computed = self._computed if counts is None else self._accept(counts)
-        self._computed = 0  # cleared first, so that an interrupted commit is not repeated
+        self._computed = 0  # set to 0 before the commit, so that an interrupted commit is not repeated
         if computed:
             with self._lock:
                 self.counters.advance(computed, self._spill)
@@ -253,7 +253,7 @@ class LoopState(Loop):
             return [pair for placement in self.placements for pair in placement.written(1 - self.counters.side)]
 
     def limit(self, rows: Indices, most: int) -> None:
-        self.counters.most[rows] = most  # needs no lock: counters lie on the host in every loop
+        self.counters.most[rows] = most  # this needs no lock: counters lie on the host in every loop
         np.minimum(self.fill, self.counters.most, out=self.fill)
 
     def clear(self, rows: Indices) -> None:

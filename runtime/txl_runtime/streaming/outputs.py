@@ -55,7 +55,7 @@ class StreamSoftmax(Protocol):
         """
 
     def head(self, features: Floats) -> Floats:
-        """Return the head, [n, F] → [n, words of cluster 0 + further clusters]; valid until the next call."""
+        """Return the head's values, [n, F] → [n, words of cluster 0 + further clusters]; valid until the next call."""
 
     def tail(self, features: Floats, cluster: int) -> Floats:
         """Return log p(word | cluster) of a further cluster, [n, F] → [n, words of the cluster].
@@ -141,7 +141,7 @@ class SegmentResult:
         self._table, self._given = table, given
 
     def rows(self) -> Floats:
-        """See `loop.Result`."""
+        """Return the feature rows; see `loop.Result.rows`."""
         assert self._rows is not None, "a stream asks for log-probabilities where there are any"
         return self._rows
 
@@ -153,7 +153,7 @@ class SegmentResult:
         return self._given or {}
 
     def last(self) -> Floats:
-        """See `loop.Result`."""
+        """Return each sequence's last row; see `loop.Result.last`."""
         rows = self.rows()
         if rows.shape[1] == 1:
             return rows[:, 0]
@@ -165,13 +165,13 @@ class SegmentResult:
         return None
 
     def nll(self) -> Floats:
-        """See `loop.Result`."""
+        """Return negative log-likelihoods; see `loop.Result.nll`."""
         rows, targets = self.rows(), self._targets
         assert targets is not None, "targets are among the inputs of a segment whose nll is asked for"
         return self._output.nll(rows.reshape(targets.size, -1), targets.ravel()).reshape(targets.shape)
 
     def outputs(self) -> dict[str, Array]:
-        """See `loop.Result`."""
+        """Return copies of all outputs; see `loop.Result.outputs`."""
         arrays = self.given()
         results: dict[str, Array] = {}
         partly = self._counts.tolist().count(self._columns) < len(self._counts)

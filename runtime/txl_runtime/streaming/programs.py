@@ -45,7 +45,7 @@ def leaves_rows_open(program: Program) -> bool:
 
 
 def shapes_after(program: Program, states: Sequence[StateTensor]) -> tuple[tuple[int, ...], ...]:
-    """Return the shapes of the states that a program returns; every size in its table has to be a number."""
+    """Return the shapes of the states that a program returns; every size there has to be a number."""
     returned = {spec.name: spec for spec in program.outputs}
     return tuple(returned[state.output].fixed for state in states)
 

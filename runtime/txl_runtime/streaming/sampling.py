@@ -5,8 +5,8 @@ only once its tail is computed: log p(word) = log p(c) + tail[word], so p(word) 
 
 * **Greedy**: a cluster with p(c) below the best known word cannot hold a better word. Clusters are computed, the most
   probable first, until no cluster is left that could hold a better word.
-* **One draw at temperature 1 without top-k or top-p**: u is uniform in [0, total). The head alone decides whether u
-  falls on a head word or into a cluster, because the words of a cluster sum to p(c). Only that cluster's tail is
+* **One draw at temperature 1 without top-k or top-p**: u is uniform in [0, total). Only the head decides whether u
+  falls on a head word or into a cluster, because the words of a cluster sum to p(c). Only the tail of this cluster is
   computed, to place the rest of u in it.
 * **One draw at a temperature T other than 1**: the weights p^(1/T) of a cluster's n words sum to between p(c)^(1/T) and
   n^(1-1/T) p(c)^(1/T) (all on one word; spread evenly). So the total has two bounds, and so has the point at which u
@@ -43,7 +43,7 @@ from txl_runtime.types import Ids, Indices
 Floats = NDArray[np.float64]
 """Log-probabilities or weights; float64, so that sums over a vocabulary are exact enough."""
 Bools = NDArray[np.bool_]
-"""One bool per sequence or word."""
+"""Arrays with one bool for each sequence or word."""
 
 FEW = 1024
 """Number of best words that are sorted first for top-p: mostly the words that top-p keeps are among them."""
@@ -107,7 +107,7 @@ class Sampler:
         seed: seed of the random numbers; None for a random seed.
         stream: index of the sequence; samplers of one seed and different indices draw different random numbers.
         adjust: a function of the whole row, float64 [V], and of the sequence's tokens, int32 [n], that returns the row
-            to draw from: see `adjusting.Adjust`. It is applied before the temperature.
+            to draw from: see `adjusting.Adjust`. The function is applied before the temperature.
         datastore: a store whose neighbours are mixed in, before `adjust`: see `datastore.Datastore`.
 
     Attributes:
@@ -327,7 +327,7 @@ def draw_from(
         return draw(samplers, output, result.last(), tokens, count)
     left, failed = list(samplers), dict[int, TxlError]()
     live = [(row, sampler) for row, sampler in enumerate(samplers) if sampler is not None]
-    if any(sampler.plainly_greedy for _, sampler in live):  # the usual case, in one NumPy call
+    if any(sampler.plainly_greedy for _, sampler in live):  # a shortcut for the usual case, in one NumPy call
         best, certain = parts.best(len(samplers))
         for row, sampler in live:
             if sampler.plainly_greedy and certain[row]:
@@ -381,7 +381,7 @@ def draw(
     live = [(row, sampler) for row, sampler in enumerate(samplers) if sampler is not None]
     count.tokens += len(live)
     if len(output.clusters) == 1 and any(sampler.plainly_greedy for _, sampler in live):
-        best = head.argmax(axis=1)  # the usual case, in one NumPy call
+        best = head.argmax(axis=1)  # a shortcut for the usual case, in one NumPy call
         values = head[np.arange(len(best)), best]
         for row, sampler in live:
             if sampler.plainly_greedy:

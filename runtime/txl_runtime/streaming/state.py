@@ -34,8 +34,8 @@ class RowState:
     Attributes:
         fill: number of memory rows.
         head: the ring slot of the next row; only rounding depends on it. 0 without a ring.
-        tensors: memory tensors, float32 [fill, ...], oldest row first; and "replace" states of any type. Neither has an
-            axis of sequences.
+        tensors: memory tensors, float32 [fill, ...], oldest row first; and "replace" states of any type. No tensor has
+            an axis of sequences.
     """
 
     fill: int
@@ -106,11 +106,11 @@ class SequenceCounters:
                 if lap:
                     spill(0, self._next_head.item())
         elif self._counts:
-            # this adds to the row of sides as well, which is overwritten below
+            # this also adds to the row of sides, which is overwritten below
             np.add(self._now, self.valid, out=self._next)
             np.minimum(self._next_fill, self.most, out=self._next_fill)
             head, ring = self._next_head, self.ring
-            # For few numbers Python's max is faster than NumPy's.
+            # for a few numbers, Python's max is faster than NumPy's
             if head is not None and ring is not None and max(head.tolist()) >= ring:
                 for row in np.flatnonzero(head >= ring).tolist():
                     head[row] -= ring
@@ -160,7 +160,7 @@ class Placement(Protocol):
         return
 
     def take(self, row: int, fill: int, names: Collection[str] | None) -> Arrays:
-        """Return copies of one sequence's tensors in the form of `RowState`: all of them, or those in `names`.
+        """Return copies of one sequence's tensors in the form of `RowState`: all of them, or the tensors in `names`.
 
         For example, {"layers.00.hidden": [9, 32]} with `fill` 9.
         """

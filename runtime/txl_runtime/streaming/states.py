@@ -1,4 +1,4 @@
-"""States by name, as streams return them: joining and splitting sequences, and comparing states with the state table.
+"""Functions for states by name, as streams return them: join and split sequences, compare states with the table.
 
 A state that `take` returns knows its model, so it can be saved as the snapshot of one sequence.
 
@@ -85,7 +85,7 @@ def as_declared(tensors: Arrays, table: Sequence[StateTensor]) -> dict[str, Arra
 
 
 def parted(state: StreamState, table: Sequence[StateTensor]) -> Iterator[RowState]:
-    """Yield the state of each sequence of a checked snapshot; the arrays are views of the snapshot's."""
+    """Yield the state of each sequence of a checked snapshot; the arrays are views of the snapshot's arrays."""
     rows, tensors = int(state.fill.max(initial=0)), {**state.memory, **(state.states or {})}
     heads = np.zeros_like(state.fill) if state.head is None else state.head
     held = [(entry, tensors[entry.name]) for entry in table if entry.name in tensors]
@@ -111,9 +111,9 @@ def snapshot_of(
 
 
 def snapshot_of_row(row: RowState, manifest: Manifest, table: Sequence[StateTensor]) -> StreamState:
-    """Return the snapshot of one sequence; its arrays are views of the row's."""
+    """Return the snapshot of one sequence; its arrays are views of the row's arrays."""
     slots = next((entry.slots for entry in table if entry.slots is not None), 1)
-    slot = row.head % slots  # a caller's RowState may hold any whole number, but the file stores int32
+    slot = row.head % slots  # a caller's RowState may hold any whole number, but a file stores int32
     fill, head = (np.array([number], np.int32) for number in (row.fill, slot))
     axes = {entry.name: entry.taken for entry in table}
     tensors = {name: axes[name].joined([array]) for name, array in row.tensors.items()}
@@ -126,7 +126,7 @@ def keeps_whole(manifest: Manifest, table: Sequence[StateTensor]) -> bool:
 
 
 def checked_row(state: RowState | StreamState, manifest: Manifest, table: Sequence[StateTensor]) -> RowState:
-    """Return the state of one sequence after checking that it fits the model; it may come from `take` or from a file.
+    """Return the state of one sequence after checking that it fits the model; the state comes from `take` or a file.
 
     Raises:
         UsageError: the state does not fit the model.

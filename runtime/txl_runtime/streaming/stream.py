@@ -43,7 +43,8 @@ REPLACED = "the stream was reset, selected or restored while generating; start g
 class Stream(CarriedState):
     """The recurrent state of b sequences that advance together, made by `Model.stream`.
 
-    Each sequence has its own state and its own lengths, and does not influence the others, with two exceptions in the
+    Each sequence has its own state and its own lengths, and does not influence other sequences, with two exceptions in
+    the
     manifest: in lockstep all sequences run or none, and all are reset together; joint sequences influence one another.
     One stream must not be used by two threads at once; different streams of one model may be. An interrupt (Ctrl-C)
     leaves either the state before a segment or the state after it.
@@ -73,7 +74,7 @@ class Stream(CarriedState):
         tokens = manifest.tokens
         self._fluent = tokens.name if tokens is not None and manifest.can.feed_freely else ""
         self._segments, self.draws = Segments(manifest), DrawCount()
-        # Values of a running `generate`; they are attributes, so that closing the model releases them.
+        # Values of a running `generate` are attributes, so that closing the model releases them.
         self._latest: tuple[StreamSoftmax, Result] | None = None
         self.open: Positions | None = None
         self.limited = False
@@ -323,17 +324,17 @@ class Stream(CarriedState):
             feed_last: feed each token before it is yielded: the memory then always holds all yielded tokens, and each
                 token comes one step later.
             adjust: a function of one sequence's whole row, float64 [V] in vocabulary order, and of its tokens so far,
-                int32 [n], those of the prompt first; it returns the row to draw from, float64 or float32 [V], with -inf
-                for a token that is never drawn. It is applied before the temperature. `logit_bias`, `allow` and
-                `forbid` are then applied to the returned row, in this order.
+                int32 [n], the prompt's tokens first; it returns the row to draw from, float64 or float32 [V], with -inf
+                for a token that is never drawn. The function is applied before the temperature. `logit_bias`, `allow`
+                and `forbid` are then applied to the returned row, in this order.
             logit_bias: numbers, -100 … 100, to add to log-probabilities, by token id.
             allow: the only ids to draw; or a function that returns them before each draw, given a sequence's tokens so
                 far.
             forbid: ids that are never drawn.
             lookup: maximum number of tokens of a draft, 0 … 4; 0 is off. A draft consists of the tokens that followed
-                the latest tokens at an earlier place of the sequence. It runs as one segment, of which the correctly
-                predicted positions are kept: fewer runs for the same tokens, up to rounding of logits. Drafts pause
-                while they lose time. With several sequences, the first wrong token ends the draft of all.
+                the latest tokens at an earlier place of the sequence. A draft runs as one segment, of which the
+                correctly predicted positions are kept: fewer runs for the same tokens, up to rounding of logits. Drafts
+                pause while they lose time. With several sequences, the first wrong token ends the draft of all.
             datastore: a store that is searched before each draw, and whose neighbours are mixed into the row, before
                 `adjust`.
 
@@ -429,7 +430,7 @@ class Stream(CarriedState):
                 lookup.pace.stop()
             ends.take(token, running, index == max_new_tokens - 1)
             yield token.copy()
-            if not np.count_nonzero(running):  # faster than `any` for small arrays
+            if not np.count_nonzero(running):  # `count_nonzero` is faster than `any` for small arrays
                 return
 
     def _draw(self, draw: Callable[..., None], token: Ids, running: NDArray[np.bool_], ends: Ends | None) -> None:

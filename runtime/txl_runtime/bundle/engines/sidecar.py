@@ -35,7 +35,7 @@ TensorRT-RTX: since 4, an engine allocates no device memory while it runs, so th
 """
 
 Target = Literal["rtx", "tensorrt", "cuda"]
-"""Backends that load engines."""
+"""Names of the backends that load engines."""
 TARGETS: tuple[Target, ...] = ("rtx", "tensorrt", "cuda")
 Rounding = Literal["int8", "fp8", "int4"]
 """Precisions to which `txl-deploy build` rounds an engine's matrices."""
@@ -44,9 +44,10 @@ CODES: dict[Rounding, Literal["int8", "float8e4m3fn"]] = {"int8": "int8", "fp8":
 matrices of such codes; int4 has more than one scale per matrix.
 """
 FLAVOURS: dict[Target, str] = {"rtx": "tensorrt_rtx", "tensorrt": "tensorrt", "cuda": "onnxruntime"}
-"""Python module that runs a target's engines."""
+"""Python modules that run engines, by target."""
 COMPOSED = "recipe 2"
-"""`Identity.version` of graphs for backend cuda: it changes if a new way of composing them needs a new runtime."""
+"""`Identity.version` of graphs for backend cuda; it changes if graphs are composed in a way that needs a new
+runtime."""
 ANYWHERE = "any"
 """`Identity.platform` of engines that fit all platforms."""
 
@@ -138,7 +139,7 @@ class Identity(Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """SHA-256 over all fields."""
+        """The SHA-256 over all fields of this identity, as hexadecimal digits."""
         return hashlib.sha256(canonical_json(self)).hexdigest()
 
     def as_program(self) -> Program:
@@ -163,7 +164,7 @@ class Sidecar(Struct, frozen=True, kw_only=True):
         seconds: duration of the build.
         weight_bytes: bytes of weights from the bundle's file that the engine holds itself; None in files up to 0.8.0.
         saved_bytes: bytes by which the engine's rounded matrices are smaller than the bundle's.
-        kernels: number of layers that start work on the device, those of a loop counted once; None if unknown.
+        kernels: number of layers that start work on the device, a loop's layers counted once; None if unknown.
         layers: each layer's name and kind, in the order in which they run.
         attention_layers, fused_attention: number of attentions in the graph, and of attentions that became one kernel.
         fused_kernels: number of kernels that are whole attentions, by the kernels' names.
@@ -224,7 +225,7 @@ def sidecar_path(engine: str) -> str:
 
 
 def read_sidecar(path: Path) -> Sidecar:
-    """Read an engine's facts.
+    """Return an engine's facts from its sidecar file.
 
     Raises:
         BundleError: the file is missing, or cannot be read.
@@ -260,7 +261,7 @@ def decode_sidecar(data: bytes, source: str) -> Sidecar:
     return sidecar
 
 
-# Messages by the field that differs; an entry for one flavour takes precedence over the one for all.
+# Messages by the field that differs; an entry for one flavour takes precedence over the entry for all flavours.
 WORDS = {
     "flavour": "was built by {found}, the library here is {wanted}",
     "version": "was built by version {found}, the library here is {wanted}, and engines fit one version only",

@@ -1,8 +1,8 @@
 """Import of NVIDIA's inference libraries, TensorRT (10.x, 11.x) and TensorRT-RTX, and a journal of their messages.
 
 `library_features` lists the features of each version; the library itself is never asked. Only this module, `running`
-and `txl_engines.compiler` use the libraries' objects. They name the variables after the class (`runtime`, `engine`,
-`context`, …), so that a test can check every used member against the member lists of six versions.
+and `txl_engines.compiler` use the libraries' objects. These modules name variables after the class (`runtime`,
+`engine`, `context`, …), so that a test can check every used member against the member lists of six versions.
 
 Two habits of the libraries shape these modules: a failure is a return value, and a process has one logger, the first
 that was passed.
@@ -68,7 +68,7 @@ class Journal:
 
 
 class Library:
-    """An imported library. Use `load_library`.
+    """An imported library of NVIDIA's, which `load_library` returns.
 
     Attributes:
         target, module, version: its target, Python module and version.

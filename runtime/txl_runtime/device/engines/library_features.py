@@ -68,7 +68,7 @@ def how_to_install(name: str) -> str:
 
 
 def find_facts(target: Compiled, version: str) -> LibraryFeatures:
-    """Return the row of an installed version.
+    """Return the row of `FACTS` that holds for an installed version.
 
     Raises:
         BackendError: the version is older than the oldest row.

@@ -50,7 +50,7 @@ def load_engines(bundle: Bundle, library: Library, device: Device, update: str |
         for engine in checked_engines(bundle, library.target, library.version, update):
             cache = _Cache(bundle, engine) if library.facts.portable else None
             kernels = None if cache is None else cache.read()
-            plan = bundle.read(engine.name)  # these hashed bytes are loaded, not the file by its path
+            plan = bundle.read(engine.name)  # the library loads these hashed bytes, not the file by its path
             identity, path = engine.sidecar.identity, str(bundle.file(engine.name))
             sidecars.append(engine.sidecar)
             executables.append(runtime.load(path, plan, engine.program, kernels, identity.given_memory, identity.given))
@@ -83,7 +83,7 @@ def load_engines(bundle: Bundle, library: Library, device: Device, update: str |
 
 
 def give_workspace(executables: Sequence[EngineExecutable], device: Device) -> None:
-    """Give engines their working memory: one block for all, since one queue runs them one after the other.
+    """Give engines their working memory: one block for all, since one queue runs the engines one after the other.
 
     Raises:
         BackendError: the device has not enough memory.
@@ -95,7 +95,7 @@ def give_workspace(executables: Sequence[EngineExecutable], device: Device) -> N
 
 
 def give_weights(executables: Sequence[EngineExecutable], bundle: Bundle, device: Device, queue: Queue) -> None:
-    """Put the weights that engines take as inputs on the device, as `SharedWeights`, and raise its errors."""
+    """Put the weights that engines take as inputs on the device; `SharedWeights` names the errors."""
     if needed := [weight for executable in executables for weight in executable.given]:
         try:
             weights = SharedWeights(bundle, needed, device, queue)
@@ -112,7 +112,8 @@ class _Cache:
     def __init__(self, bundle: Bundle, engine: EngineFile) -> None:
         path = bundle.folder.place  # the real path: a bundle given as "." has no name
         folder = path.with_name(f"{path.name}.rtx-cache")
-        # Named after the engine's file, which the manifest's check keeps in its folder; a program may have any name.
+        # The name comes from the engine's file, which the manifest's check keeps in its folder; a program may have any
+        # name.
         self._path = folder / f"{Path(engine.name).stem}-{engine.sidecar.key[:16]}.cache"
         self._size = 0
 
