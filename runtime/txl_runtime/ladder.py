@@ -1,8 +1,9 @@
 """All limits by which a bundle, an engine or a competitor is judged.
 
 The parity ladder (`LADDER`) has one rung per precision and kind of backend. Its numeric limits hold over chained
-segments, from an empty memory to one that has rolled over many times. Its limits on distributions and perplexity need a
-trained model and real text; without text they are reported as not judged. Each limit outside the ladder belongs to one
+segments, from an empty memory to a memory that has rolled over many times. Its limits on distributions and perplexity
+need a trained model and real text; without text they are reported as not judged. Each limit outside the ladder belongs
+to one
 check: drift, quantised matrices, the self-test, `verify --bisect`, the conformance list or `bench`.
 """
 
@@ -149,7 +150,7 @@ def chain_limit(precision: str, real: bool) -> float:
     """Return the largest mean divergence of a single chain in a precision below float32.
 
     The mean over all chains would hide one bad chain; the worst chain of a correct bundle reaches 1.9 times that mean.
-    On random inputs the ladder does not judge distributions below float32, so the limit is the one for competitors
+    On random inputs the ladder does not judge distributions below float32, so the limit for competitors holds
     (`COMPETITOR_KL`): rounding stays far below it, and a different function does not.
 
     Args:

@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Listener(Protocol):
-    """A receiver of stages, progress and warnings; the command line has one that draws them."""
+    """A receiver of stages, progress and warnings; the command line's listener draws them."""
 
     def stage(self, title: str, total: int | None = None) -> None:
         """Begin a new stage; `total` is the stage's number of steps, if known."""

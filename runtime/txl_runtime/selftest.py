@@ -160,7 +160,7 @@ def run_selftest(model: Model, precision: str | None = None) -> SelftestResult:
 
 
 def translated(vectors: Mapping[str, Array], model: Model) -> dict[str, Array]:
-    """Convert a Transformer-XL's vectors to the general form, the first one in the module's description.
+    """Convert a Transformer-XL's vectors to the general form, the first form in the module's description.
 
     For example, "state_place/layers.00.key" is [2, 64] for two sequences.
 

@@ -61,7 +61,7 @@ def contradictions(tables: Tables, used: Sequence[str], files: Collection[str]) 
 
 
 def _rules(m: Tables) -> Iterator[str]:
-    """Check that every update rule and program kind is one that this version knows."""
+    """Check that this version knows every update rule and every kind of program."""
     known = ", ".join(UPDATE_RULES)
     for state in m.states:
         if state.update not in UPDATE_RULES:

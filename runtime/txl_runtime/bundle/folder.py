@@ -39,7 +39,7 @@ class Folder:
 
     @contextmanager
     def open(self, name: str) -> Iterator[tuple[BinaryIO, bool]]:
-        """Open a plain file for reading; yield (file, True if it is the one that was first opened under this name).
+        """Open a plain file for reading; yield (file, True if the file was not replaced since it was first opened).
 
         Raises:
             OSError: the file cannot be opened, is no plain file, or a link leads out of the folder.
@@ -54,7 +54,7 @@ class Folder:
             yield file, self._seen[name] == _identity(os.fstat(file.fileno()))
 
     def holds(self, name: str) -> bool:
-        """Return whether the file is still the one that was first opened under this name."""
+        """Return whether the file was not replaced since it was first opened under this name."""
         try:
             with self.open(name) as (_, same):
                 return same

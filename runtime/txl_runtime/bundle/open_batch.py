@@ -15,7 +15,7 @@ from txl_runtime.bundle.tables import Program, Tables, TensorSpec, axes_of
 BATCH = "batch"
 """Name of the open batch size in a graph's shapes."""
 OPENED = "[batch]"
-"""Suffix of the name of a value that replaces a constant when the batch size is opened; no parameter has it."""
+"""Suffix of names of values that replace constants when the batch size is opened; no parameter's name ends so."""
 
 
 def batch_axes(tables: Tables, program: Program) -> dict[str, int]:

@@ -28,7 +28,7 @@ class DeviceCall:
     Attributes:
         recording: the records of the call's work.
         runs: number of runs, counted only until the step replays a record.
-        settling: set to True after the second run; the loop resets it.
+        settling: set to True after the second run; the loop sets it back to False.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Step:
         bare: the step of the same call that fetches nothing; None if this step fetches nothing.
 
     Attributes:
-        arrived: views of the parts by name, valid from the end of a step until the loop's next one.
+        arrived: views of the parts by name, valid from the end of a step until the loop's next step.
     """
 
     def __init__(self, call: DeviceCall, parts: Mapping[str, Part], staged: Raw, bare: Step | None) -> None:

@@ -1,4 +1,4 @@
-"""The choice of a device backend for a bundle: the named one, or the best one that works, with the reasons against
+"""The choice of a device backend for a bundle: the named backend, or the best that works, with the reasons against
 others.
 
 On a machine without a GPU the search must be cheap and must not start CUDA, because a process that is forked afterwards
@@ -124,7 +124,7 @@ def missing(name: str, bundle: Bundle, built: bool = False, insisting: bool = Fa
     none.
 
     Args:
-        built: True if engines are about to be built: their absence is then no reason.
+        built: True if engines are about to be built, so that missing engines are no reason.
         insisting: if no known file of a GPU's driver exists, ask CUDA's driver, because the GPU may be of an unknown
             kind.
     """

@@ -235,7 +235,7 @@ class Device:
         restored.
 
         Raises:
-            BackendError: raised on entry, in a process that was forked from the one that opened the device.
+            BackendError: raised on entry, in a process that was forked from the process that opened the device.
         """
         return Current(self._context)
 

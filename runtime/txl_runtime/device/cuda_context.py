@@ -1,7 +1,7 @@
 """The current CUDA context of a thread, which the application may have set before it calls this project.
 
 Work goes to a device's primary context, which all libraries of a process share. This project makes that context current
-while it works, and then restores the previous one.
+while it works, and then restores the previous context.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Context:
         """Make the context current in this thread; if it was not current, set `current.entered`: `leave` must follow.
 
         Raises:
-            BackendError: this process is a fork of the one that opened the driver, or CUDA refuses.
+            BackendError: this process is a fork of the process that opened the driver, or CUDA refuses.
         """
         driver = self.driver
         if driver.forked:

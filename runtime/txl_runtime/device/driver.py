@@ -135,7 +135,7 @@ class Driver:
         library: a `ctypes.CDLL`, or any object that has these functions.
 
     Attributes:
-        forked: True if this process was forked from the one that opened the driver; CUDA does not work then.
+        forked: True if this process was forked from the process that opened the driver; CUDA does not work then.
     """
 
     if TYPE_CHECKING:
@@ -209,7 +209,7 @@ class Driver:
         """Raise a clear error in a forked process, in which the driver would hang, crash or say "not initialized".
 
         Raises:
-            BackendError: this process is a fork of the one that opened the driver.
+            BackendError: this process is a fork of the process that opened the driver.
         """
         if self.forked:
             raise BackendError(

@@ -24,7 +24,7 @@ STORED: dict[str, np.dtype[Any]] = {
 }
 """NumPy type in which values of each type are stored; bfloat16 and float8e4m3fn as their bits."""
 LARGEST = {"int8": 127, "float8e4m3fn": 448}
-"""Largest value of each type in rounded weights. In int8 they are symmetric, so -128 is not used."""
+"""Largest value of each type that rounded weights have; int8 is used symmetrically, without -128."""
 
 
 def stored_type(name: str) -> np.dtype[Any]:

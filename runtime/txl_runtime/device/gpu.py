@@ -1,4 +1,4 @@
-"""The GPU of this machine: a check without CUDA that there is one, and its name from CUDA's driver.
+"""Functions that find out whether this machine has a GPU, without CUDA, and the GPU's name, from CUDA's driver.
 
 Every load of a bundle runs this check, also on a CPU; the driver's library is opened only when it is needed.
 """

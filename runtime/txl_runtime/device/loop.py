@@ -45,7 +45,7 @@ class _Route:
         counts: pairs (staged array, counters to copy there).
         parts: parts of all results by name, the main result first.
         asked: names of the results that are fetched together with the step.
-        step: the step to put into the queue; None if it must be chosen again.
+        step: the step to put into the queue; None if a step must be chosen again.
         rows: the softmax's feature rows [b, T, F], if they are fetched together with the step.
         best: the best words, for a program "next".
     """

@@ -97,7 +97,7 @@ class OrtSessions:
     Args:
         ort: the module onnxruntime.
         bundle: the bundle of the programs, whose folder holds the weights.
-        providers: ONNX Runtime's providers; the first one, with its settings, is required.
+        providers: ONNX Runtime's providers; the first provider, with its settings, is required.
         place: kind of memory to which programs will be bound: "cuda"; in tests "cpu".
         missed: a message about CUDA libraries that could not be loaded; "" if all were loaded.
     """

@@ -1,4 +1,4 @@
-"""The end of a loop's work in the queue. After waiting for it, memory that the work uses may be changed or freed."""
+"""The end of a loop's work in the queue; whoever waits for it may then change or free memory that the work uses."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ class Form(Struct, frozen=True):
 
     Attributes:
         sizes: indices of the inputs whose numbers decide the sizes of results.
-        inputs: for each input, whether it is required; further inputs, if allowed, are like the last one.
+        inputs: for each input, whether it is required; further inputs, if allowed, are like the last input.
         most_inputs: maximum number of inputs.
         most_results: maximum number of results.
         attributes: type letter of each attribute, by name, as in the table above.

@@ -398,7 +398,7 @@ class Walk:
         return whole, np.array(listed, np.int64) if kind in DTYPES else None
 
     def _outside(self, places: list[bytes], length: int) -> int | None:
-        """Return the offset of a constant in the weight file, in bytes; None if it is no valid range of that file."""
+        """Return the offset of a constant in the weight file, in bytes; None if its range is not in that file."""
         facts = dict[str, str]()
         for entry in places:
             if entry not in self._pairs:

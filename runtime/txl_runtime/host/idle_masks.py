@@ -88,7 +88,7 @@ def _mask(state: StateTensor, makers: Made, walk: Walk, valid: str) -> list[int]
 
 
 def _numbers(value: Value) -> list[int]:
-    """Return a constant's numbers; [] for the result of a node, even a constant one, whose type and axes may differ."""
+    """Return a constant's numbers; [] for a node's result, even a constant result, whose type and axes may differ."""
     return value.numbers.tolist() if value.constant and value.numbers is not None else []
 
 

@@ -126,9 +126,9 @@ class OnnxRuntimeCpu(Engine):
         elif self._threads is not None:
             options.intra_op_num_threads = self._threads
         # An arena makes a decode step 8 % faster, but keeps the peak memory of a segment. That is worth it for the
-        # layers. For the softmax, it would keep memory for rows of the whole vocabulary.
+        # layers. For the softmax, an arena would keep memory for rows of the whole vocabulary.
         options.enable_cpu_mem_arena = program.kind in ("hidden", "step") and not self._lean
-        # Without this setting, ONNX Runtime only warns if a shape in the file differs from the inferred one.
+        # Without this setting, ONNX Runtime only warns if a shape in the file differs from the inferred shape.
         options.add_session_config_entry("session.strict_shape_type_inference", "1")
         # On x86 without VNNI, pairs of int8 products are summed in 16 bits, which 2 · 255 · 127 overflows. The setting
         # asks for an exact product. With VNNI the product is exact anyway, and the setting would make it take 2.2 times

@@ -4,8 +4,8 @@
 the opposite side. A ring is one array, into which a step writes the segment's rows in place. `SequenceCounters` has the
 fill and side of each sequence. Arrays have the programs' types; memory rows are returned as float32.
 
-To add a placement, write a class here and one in `device/placements.py`, add both to `PLACEMENTS`, and add the update
-rule to `bundle/tables.py` and `bundle/agreement.py`.
+To add a placement, write classes here and in `device/placements.py`, add them to `PLACEMENTS`, and add the update rule
+to `bundle/tables.py` and `bundle/agreement.py`.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def open_library(path: Path, sha256: str = "") -> ctypes.CDLL:
         sha256: the hash that the code has to have; "" for any.
 
     Raises:
-        BackendError: the file is no library of this system, or one of a different version.
+        BackendError: the file is no library of this system, or a step of a different version.
         BundleError: the file has a different hash.
     """
     todo = "build it again with `txl-deploy build`"

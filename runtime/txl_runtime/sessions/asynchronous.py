@@ -121,7 +121,7 @@ class AsyncSessions:
 
         Args:
             request: the request.
-            session: name of the session; None for an unnamed one.
+            session: name of the session; None for an unnamed session.
             before: a function that the core's thread calls with the sessions right before it submits the request; if
                 the function raises, the request is refused with that error.
 

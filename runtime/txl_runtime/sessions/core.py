@@ -234,7 +234,7 @@ class Sessions:
         return self._book.expire()
 
     def versions(self) -> dict[str, int]:
-        """Return the version number of each named session, the least recently used first; it changes whenever the state
+        """Return each named session's version, the least recently used first; it changes whenever the session's state
         changes.
         """
         return {name: self._book.named[name].version for name in self._book.recent}

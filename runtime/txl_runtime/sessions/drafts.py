@@ -33,7 +33,7 @@ class Drafts:
 
     def __init__(self, manifest: Manifest, rows: int) -> None:
         self._ragged, self._most, self.pace = manifest.can.run_ragged, MOST * rows, Pace()
-        self._read: dict[Session, Repeats] = {}  # sessions in the order of service, the one served last at the end
+        self._read: dict[Session, Repeats] = {}  # sessions in the order of service, the last served at the end
         self._drafted: bool | None = None  # True if this round has drafts; None if its time is not counted
 
     def find(self, parts: Sequence[Part]) -> bool:

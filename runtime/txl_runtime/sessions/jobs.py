@@ -202,7 +202,7 @@ class Job:
         return self.drawn < self.work.max_new_tokens and self.at + count >= self.length
 
     def scored(self, count: int) -> int:
-        """Return how many of the next `count` positions precede a token of the request, which is scored there."""
+        """Return how many of the next `count` positions are followed by a token of the request that is scored."""
         return max(0, min(count, self.length - 1 - self.at)) if self.work.score else 0
 
     @property

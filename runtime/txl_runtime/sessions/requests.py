@@ -107,7 +107,7 @@ class Request:
             The first prompt token has a log-probability only if a pending token comes before it.
         inputs: instead of tokens, for any model: arrays by name with one sequence, as for `Stream.feed`.
         last: for inputs, whether to return only the last position. As in `Stream.feed`, the results then have no axis
-            of positions; they come in one event.
+            of positions, and come in one event.
         seconds: seconds after `submit` at which the request ends with reason "timeout"; None for no limit.
         memory_length: maximum number of memory rows that the session keeps while this request runs, 0 … M; None for the
             bundle's memory length M. The request's first segment drops the older rows for good.
@@ -227,7 +227,7 @@ class SessionInfo:
         fill: number of memory rows, 0 … M; None if the model counts none.
         pending: the last drawn token, if the next request will feed it; else None.
         running: whether the session has a request.
-        waiting: number of requests behind the first one.
+        waiting: number of requests behind the first request.
         nbytes: maximum number of bytes of the session's state; 0 before the first position.
         idle_seconds: seconds since the session was used; 0 while it has a request.
     """

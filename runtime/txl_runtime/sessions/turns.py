@@ -110,8 +110,8 @@ def closing_up(owners: Sequence[Session | None], runnable: Collection[Session]) 
 def leaver(owners: Sequence[Session | None], runnable: Collection[Session]) -> int | None:
     """Return the row to give to a waiting session; None if the session has to go on waiting.
 
-    The lowest free row is taken first; then the row of an idle session, the one served least recently; then the row of
-    a session whose slice is over.
+    The lowest free row is taken first; then the row of an idle session, the session that was served least recently;
+    then the row of a session whose slice is over.
     """
     for row, owner in enumerate(owners):
         if owner is None:

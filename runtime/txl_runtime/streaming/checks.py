@@ -70,7 +70,7 @@ def ids_fit(found: NDArray[Any], vocab_size: int) -> bool:
 def check_ids(found: NDArray[Any], bad: NDArray[np.bool_], vocab_size: int, what: str) -> None:
     """Raise UsageError for the first id that `bad` marks, if any.
 
-    For example, it names id 300 for ids [[1, 300]] with `bad` [[False, True]] if V is 256.
+    For example, the error names id 300 for ids [[1, 300]] with `bad` [[False, True]] if V is 256.
     """
     if np.count_nonzero(bad):
         place = np.argwhere(bad)[0].tolist()

@@ -334,7 +334,7 @@ class Backend(Protocol):
         """Return a loop whose sequences are in their first state.
 
         Args:
-            manifest: manifest of the bundle, or the one that `fitting` returned.
+            manifest: manifest of the bundle, or the manifest that `fitting` returned.
             initial: first values of the states, from `initial_values`.
         """
 

@@ -16,7 +16,7 @@ only once its tail is computed: log p(word) = log p(c) + tail[word], so p(word) 
   p(c) reach the share p of the total, and both bounds of the total need the same number of words. Clusters are computed
   in the same order.
 
-The drawn token is the one that the full distribution and the same random number give, except for rounding of sums.
+The drawn token is the token that the full distribution and the same random number give, except for rounding of sums.
 
 A sampler with `datastore` or `adjust` computes every cluster. The tokens of the store's neighbours are mixed into the
 row first; `adjust` is given the mixed row, and the token is drawn from the row that `adjust` returns.

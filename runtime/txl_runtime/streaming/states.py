@@ -121,7 +121,7 @@ def snapshot_of_row(row: RowState, manifest: Manifest, table: Sequence[StateTens
 
 
 def keeps_whole(manifest: Manifest, table: Sequence[StateTensor]) -> bool:
-    """Return whether a snapshot has the field of whole tensors; without memory rows it has, perhaps empty."""
+    """Return whether a snapshot has a field of whole tensors; a snapshot without memory rows has one, even if empty."""
     return not manifest.can.count_rows or any(not entry.counted for entry in table)
 
 

@@ -142,7 +142,7 @@ class Stream(CarriedState):
 
         Args:
             tokens: int [b, T], T at most the largest segment length; values beyond `lengths` are ignored.
-            lengths: int [b], number of tokens that count in each sequence, 0 for an idle one; None: all T count.
+            lengths: int [b], number of tokens that count in each sequence, 0 for an idle sequence; None: all T count.
 
         Returns:
             Natural log-probabilities of the next token after each position, float32 [b, T, V]; 0 beyond `lengths`.
@@ -448,7 +448,7 @@ class Stream(CarriedState):
         """Feed the drawn token of each running sequence; in lockstep, of all sequences.
 
         Args:
-            left: number of tokens that are still to be drawn after this one.
+            left: number of tokens that are still to be drawn after this token.
         """
         fed = running if self._can.run_apart else np.ones_like(running)
         if lookup is not None:

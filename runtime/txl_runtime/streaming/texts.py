@@ -80,7 +80,7 @@ class TokenTexts:
 
 
 def check_stop_texts(stop_texts: object, what: str = "stop_texts") -> tuple[str, ...]:
-    """Return the texts that end a sequence as a tuple; a single str becomes a tuple of one.
+    """Return the texts that end a sequence as a tuple; a single str becomes a tuple of one text.
 
     Raises:
         UsageError: the argument is no list of texts, or a text is empty.

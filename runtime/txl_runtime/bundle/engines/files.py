@@ -135,7 +135,7 @@ def bundle_engines(bundle: Bundle) -> list[tuple[str, Sidecar]]:
     """Return (file, facts) of every engine that a bundle's manifest lists.
 
     Raises:
-        BundleError: an engine's sidecar is missing, unreadable, or not the one in the manifest.
+        BundleError: an engine's sidecar is missing, unreadable, or not the sidecar in the manifest.
     """
     places = ((name, sidecar_path(name)) for name in engine_names(bundle))
     return [(name, decode_sidecar(bundle.read(facts), str(bundle.file(facts)))) for name, facts in places]

@@ -59,8 +59,8 @@ class GivenWeight(TensorSpec, frozen=True, kw_only=True):
     """A weight that an engine takes as an input, with the input's type and shape.
 
     Attributes:
-        offset: place of its first byte in the bundle's weight file, in bytes.
-        turned: whether the last two axes are transposed in that file: [N, K] there for an input [K, N].
+        offset: place of the weight's first byte in the bundle's weight file, in bytes.
+        turned: whether the last two axes are transposed in that file: an input [K, N] is [N, K] in the file.
         scale: number by which the engine multiplies its input, which holds codes; None for the file's own values.
     """
 
@@ -243,7 +243,7 @@ def decode_sidecar(data: bytes, source: str) -> Sidecar:
     """Return an engine's facts from their JSON.
 
     Raises:
-        BundleError: the bytes are no sidecar, or one of a newer version.
+        BundleError: the bytes are no sidecar, or a sidecar of a newer version.
     """
     try:
         if len(data) > MOST_BYTES:
@@ -304,5 +304,5 @@ def _shown(name: str, value: Any) -> str:
 
 
 def is_intact(path: Path, sidecar: Sidecar) -> bool:
-    """Return whether an engine file is the one that its sidecar describes."""
+    """Return whether an engine file is the file that its sidecar describes."""
     return path.is_file() and path.stat().st_size == sidecar.bytes and file_sha256(path) == sidecar.sha256

@@ -26,7 +26,7 @@ def checked_engines(
     `version` is the version of the library that will run the engines; the other arguments are those of `find_engines`.
 
     Raises:
-        BackendError: there are no engines, or one was made for a different bundle, library or machine.
+        BackendError: there are no engines, or an engine was made for a different bundle, library or machine.
         BundleError: a file is missing or altered.
     """
     engines = find_engines(bundle, target, update, usable)

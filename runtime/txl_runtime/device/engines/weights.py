@@ -16,7 +16,9 @@ from txl_runtime.device.interface import aligned, host_address
 
 
 class SharedWeights:
-    """All weights that a bundle's engines take as inputs, in one block of the device; the host holds one of them.
+    """All weights that a bundle's engines take as inputs, in one block of the device.
+
+    The host holds one weight at a time, while it copies them.
 
     Args:
         device, queue: the device, and the queue that copies them.
