@@ -3,8 +3,7 @@
 The parity ladder (`LADDER`) has one rung per precision and kind of backend. Its numeric limits hold over chained
 segments, from an empty memory to a memory that has rolled over many times. Its limits on distributions and perplexity
 need a trained model and real text; without text they are reported as not judged. Each limit outside the ladder belongs
-to one
-check: drift, quantised matrices, the self-test, `verify --bisect`, the conformance list or `bench`.
+to one check: drift, quantised matrices, the self-test, `verify --bisect`, the conformance list or `bench`.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from txl_runtime.streaming.state import Initial
 from txl_runtime.types import Array, Floats, Ids
 
 SHORTCUTS = {"last": 1, "next": 1, "score": 2}
-"""Kinds of programs whose first output is the wanted result, and its number of axes of [b, T]: 1 of [b, V], else 2."""
+"""Kinds of programs whose first output is the wanted result, and how many of the axes [b, T] that output has."""
 Key = tuple[Want, int, int, int, Shapes]
 """A kind of segment: (wanted result, length, number of sequences b, side that is read, the states' shapes there)."""
 

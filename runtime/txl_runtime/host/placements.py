@@ -163,7 +163,7 @@ class Rolled(Replaced):
 class Ring(HostPlacement):
     """Rings of all states in one array. Each state is both input and output of a program, which writes rows in place.
 
-    If a step writes behind the last slot, these rows are copied to the first slots: at most L rows, once per round.
+    If a step writes rows behind the last slot, they are copied to the first slots: at most L rows, once per turn.
 
     Attributes:
         all: array of all states, [tensors, B, H, C, d_head] with C = slots + spill, whose rows move in one copy.

@@ -1,7 +1,7 @@
 """The child process that `process.Bounded` starts as `python child.py PROGRAM MEMORY SECONDS`.
 
 PROGRAM is a Python file with a function `answer(request: bytes) -> bytes`. This module and PROGRAM are run as files, so
-that only the packages that PROGRAM imports are loaded: loading Python's own library would take 30 ms.
+that only the packages that PROGRAM imports are loaded: loading only modules of Python's own library takes 30 ms.
 
 A frame is a length n in 8 bytes, little-endian, followed by n bytes. A request is a frame on stdin, its answer a frame
 on stdout. The process ends when stdin is closed.

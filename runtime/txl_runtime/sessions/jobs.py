@@ -178,7 +178,7 @@ class Job:
 
     @property
     def positions_left(self) -> int:
-        """The number of positions that could be fed now: the request's own that are left, or 1 for the drawn token."""
+        """The number of positions that are left to feed: of the request's own, or 1 for the token drawn last."""
         return max(1, self.length - self.at)
 
     def ids(self, count: int) -> Ids:

@@ -115,7 +115,7 @@ class Repeats:
             self._read.append(token)
 
     def find(self, most: int) -> list[int]:
-        """Return the `most` tokens that followed the latest 3 tokens at their previous place; [] if these are new.
+        """Return the `most` tokens that followed the latest 3 tokens at their previous place; [] if these 3 are new.
 
         For [7, 8, 9, 7, 7, 8, 9] and 4 this is [7, 7, 8, 9]. For [7, 7, 7, 7] it is [7, 7, 7, 7]: where the tokens end,
         the part since the previous place is repeated.

@@ -88,9 +88,8 @@ class Loop(Protocol):
     def run(self, inputs: Mapping[str, Array], counts: Ids, want: Want = "rows", commit: bool = True) -> Result:
         """Run one segment in the smallest program that holds it. With all counts 0 nothing runs.
 
-        The new state is committed in one assignment: an interrupt leaves either the state before the segment or the
-            state
-        after it.
+        The new state is committed in one assignment. So an interrupt leaves either the state before the segment or the
+        state after it.
 
         Args:
             inputs: checked arrays by name. "B" and "L" of the input table are b and T (plus look-ahead); padding is

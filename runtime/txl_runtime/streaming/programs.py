@@ -59,7 +59,7 @@ def features_of(program: Program, manifest: Manifest) -> Output | None:
 
 
 class Programs:
-    """The programs of one update rule and one batch size. Kinds in `WHOLE` give every result, other kinds one."""
+    """The programs of one update rule and one batch size. Kinds in `WHOLE` give every result, other kinds some."""
 
     def __init__(self, manifest: Manifest, programs: Sequence[Program], backend: str = "cpu") -> None:
         self._backend, self._exact = backend, manifest.lengths == "exact"

@@ -49,9 +49,8 @@ class SequenceCounters:
 
     The counters are one array, one row for each counter and one column for each sequence, so that a step is committed
     in one assignment for all placements. NumPy makes the assignment in one call, and Python handles signals only
-    between
-    calls: an interrupt finds either the old array or the new one. Idle sequences change sides too, because the graph
-    has copied their unchanged state to the new side.
+    between calls: an interrupt finds either the old array or the new array. Idle sequences change sides too, because
+    the graph has copied their unchanged state to the new side.
 
     Attributes:
         ring: number of slots of a ring; None without a ring.

@@ -44,10 +44,9 @@ class Stream(CarriedState):
     """The recurrent state of b sequences that advance together, made by `Model.stream`.
 
     Each sequence has its own state and its own lengths, and does not influence other sequences, with two exceptions in
-    the
-    manifest: in lockstep all sequences run or none, and all are reset together; joint sequences influence one another.
-    One stream must not be used by two threads at once; different streams of one model may be. An interrupt (Ctrl-C)
-    leaves either the state before a segment or the state after it.
+    the manifest: in lockstep all sequences run or none, and all are reset together; joint sequences influence one
+    another. Two threads must not use one stream at once, but may use different streams of one model. An interrupt
+    (Ctrl-C) leaves either the state before a segment or the state after it.
 
     `run` and `feed` take arrays by name, for any model. `step`, `feed`, `score` and `generate` take token ids, for a
     model that reads nothing else and returns log-probabilities. If the bundle has a vocabulary, they also take text: a

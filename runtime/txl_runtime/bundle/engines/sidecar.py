@@ -46,8 +46,7 @@ matrices of such codes; int4 has more than one scale per matrix.
 FLAVOURS: dict[Target, str] = {"rtx": "tensorrt_rtx", "tensorrt": "tensorrt", "cuda": "onnxruntime"}
 """Python modules that run engines, by target."""
 COMPOSED = "recipe 2"
-"""`Identity.version` of graphs for backend cuda; it changes if graphs are composed in a way that needs a new
-runtime."""
+"""`Identity.version` of graphs for backend cuda; it changes if newly composed graphs need a new runtime."""
 ANYWHERE = "any"
 """`Identity.platform` of engines that fit all platforms."""
 
