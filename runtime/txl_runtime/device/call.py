@@ -1,4 +1,4 @@
-"""A program of a loop, bound to memory, and the work of a step: copy inputs, run the program, copy results.
+"""The steps of a loop's program: each step copies inputs to the device, runs the program, and copies results back.
 
 The first step is not recorded, because engines initialise in it. Later the whole work is recorded, once for each set of
 results that is fetched a second time, and a step replays the record. Results that are fetched only once, or in changing

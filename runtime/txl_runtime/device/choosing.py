@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 DEVICES = ("rtx", "tensorrt", "cuda")
 """Names of the backends that keep the state on a device, the preferred one first."""
 PACKAGES = {"rtx": "tensorrt_rtx", "tensorrt": "tensorrt", "cuda": "onnxruntime"}
-"""Python package that each backend needs."""
+"""Python packages that backends need, by the backends' names."""
 NO_GPU = "no usable CUDA driver was found, expected an NVIDIA GPU and its driver"
 """Reason why a device backend cannot run on a machine without a GPU."""
 

@@ -31,7 +31,7 @@ VALUE, TYPE, TENSOR_TYPE, SHAPE = table("1b 2b 3b"), table("1b 6b"), table("1v 2
 SIZE, PAIR, OPSET = table("1v 2b 3b"), table("1b 2b"), table("1b 2v")
 """Fields that each message of an ONNX file may have, by ONNX's field numbers; all other fields are refused."""
 KINDS = {"b": (2, 3), "f": (1, 2), "i": (2, 3), "s": (3, 4), "t": (4, 5), "F": (6, 7), "I": (7, 8)}
-"""For each attribute type: (ONNX's number of the type, number of the field that holds the value)."""
+"""Pairs (ONNX's number of an attribute type, number of the field that holds the value), by the type's letter."""
 FIELDS = {1: 4, 11: 10, 7: 7, 12: 11, 13: 11}
 """Number of the field that holds a tensor's numbers if they are not raw, by ONNX's type number; 5 for other types."""
 RANGES = {2: (0, 2**8), 3: (-(2**7), 2**7), 4: (0, 2**16), 5: (-(2**15), 2**15), 6: (-(2**31), 2**31), 9: (0, 2)}

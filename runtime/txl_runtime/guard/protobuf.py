@@ -13,7 +13,7 @@ from typing import TypeAlias
 VARINT, BYTES, FIXED32, FIXED64 = 0, 2, 5, 1
 """Kinds of fields: the numbers of protocol buffers' wire types."""
 Table: TypeAlias = dict[int, tuple[int, int, int]]
-"""For each allowed tag: (the field's number, its kind, a bit of its own if it may occur only once, else 0)."""
+"""The allowed tags, each with (the field's number, its kind, a bit of its own if it may occur only once, else 0)."""
 
 
 class RefusedError(Exception):

@@ -20,7 +20,7 @@ from txl_runtime.guard.protobuf import fields, message
 BODY, NODES = 7, 1
 """Protocol-buffer field numbers: of the graph in a model, and of a node in a graph."""
 Made: TypeAlias = "Mapping[str, tuple[int, str, list[str]]]"
-"""For each value's name: (index of the node that returns it, its operator, names of its inputs)."""
+"""Triples (index of the node that returns a value, the node's operator, names of its inputs), by the value's name."""
 
 
 def without_idle_masks(graph: bytes, found: Walk, manifest: Manifest) -> tuple[bytes, frozenset[str]]:

@@ -168,7 +168,7 @@ class HostLoop(LoopState):
         return self._routes[key]
 
     def _exchanged(self, program: Program) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Return a program's arrays, by name: (inputs except states and counters, outputs except states)."""
+        """Return (arrays of inputs except states and counters, arrays of outputs except states) of a program."""
         if program.name not in self._arrays:
             states = self._manifest.states_of(program.update)
             carried = {name for state in states for name in (state.input, state.output)} | self.counts.keys()

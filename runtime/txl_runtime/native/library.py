@@ -1,4 +1,4 @@
-"""The compiled step as a library: its functions, and the arguments that they take."""
+"""A function that loads a compiled step as a library, and the types of the arguments of the library's functions."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Drafts of sessions' next tokens: the choice of the sessions that try a draft in a round, and whether drafts save
-time.
+"""Drafts of sessions' next tokens: this module chooses the sessions that try a draft in a round, and measures whether
+drafts save time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sessions on the rows of a stream: the session on each row, and moving states to and from rows."""
+"""The sessions on the rows of a stream, and functions that move sessions' states to and from rows."""
 
 from __future__ import annotations
 

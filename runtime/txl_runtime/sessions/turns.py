@@ -1,4 +1,4 @@
-"""Turns: the choice of the sessions that get rows, and of the sessions that one round serves together."""
+"""The choice of the sessions that get rows, and of the sessions that one round serves together."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ to wait for the round.
 
 
 class Cuts:
-    """The rule that cuts a request into segments: the same as in `Stream.feed`, and independent of other sessions."""
+    """The rule that cuts a request into segments, the same rule as in `Stream.feed`, whatever other sessions do."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._lengths, self._ragged = manifest.segment_lengths, manifest.can.run_ragged

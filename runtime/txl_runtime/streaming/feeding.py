@@ -1,4 +1,4 @@
-"""Feeding of any number of positions: cut named arrays into segments, add look-ahead positions, and join
+"""A function that feeds any number of positions: it cuts arrays into segments with look-ahead, runs these, and joins
 the outputs.
 """
 

@@ -138,7 +138,7 @@ class Pace:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock, self._since, self._part = clock, 0.0, 0.0
         self._spent = self._loss = 0.0
-        # both lists are [of steps, of drafts]: number of runs, and usual time in seconds
+        # two lists with an entry for steps and one for drafts: number of runs, and usual time in seconds
         self._counts, self._usual = [0, 0], [math.inf, math.inf]
         self._follows = False  # True if the latest run was a draft
 

@@ -75,7 +75,7 @@ class GivenWeight(TensorSpec, frozen=True, kw_only=True):
 
     @property
     def place(self) -> Place:
-        """The key of the weight's device memory. Weights of one key share memory: the shorter begins the longer."""
+        """The key of the weight's device memory: weights of the same key begin at the same byte and share memory."""
         return self.offset, self.dtype, self.fixed if self.turned else (), self.scale
 
 

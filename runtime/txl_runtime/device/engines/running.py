@@ -1,4 +1,4 @@
-"""Execution of TensorRT's and TensorRT-RTX's engines: the part of the libraries that a loaded model uses.
+"""Classes that load and run engines with TensorRT or TensorRT-RTX: the part of the libraries that a loaded model uses.
 
 As in `library`, features come from the version's facts, and variables are named after their class, so that a test can
 check every used member against every version.
@@ -30,7 +30,7 @@ REASONS = {
     "MALFORMED_ENGINE": "it is no engine, or was cut short",
     "CUDA_ERROR": "CUDA failed: see whether other programs can use the GPU",
 }
-"""Messages for users by the library's names of faults of an engine's header."""
+"""Messages for users about faults of an engine's header, by the library's names of the faults."""
 
 
 class EngineRuntime:
