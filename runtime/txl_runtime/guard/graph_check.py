@@ -437,7 +437,7 @@ def _returned(op: str, form: Form, inputs: Sequence[Value | None], attributes: M
         _check_blocks(there, attributes)
     if op in ("Conv", "ConvTranspose") and len(there) > 2:
         _check_bias(op, there[1].dims, there[2].dims, attributes)
-    # if its weights are computed and an Add follows, ONNX Runtime up to 1.25 reads beyond the bias
+    # if the weights of a MatMulInteger are computed and an Add follows, ONNX Runtime up to 1.25 reads beyond the bias
     if op == "MatMulInteger" and not there[1].constant:
         raise RefusedError("weights that are computed", "a constant")
     if op == "NonZero" and not there[0].fixed:  # the size of the result is the number of values other than 0

@@ -183,7 +183,7 @@ class Taker(Protocol):
         """
 
     def vector(self, layer: int, which: int, values: Array) -> None:
-        """Take a vector of a layer; `source/model.h` numbers them (`which`). Layer n_layer has the final norm's.
+        """Take a layer's vector number `which`, as in `source/model.h`; layer n_layer has the final norm's vectors.
 
         With D 8, a norm's weight is [8].
         """
