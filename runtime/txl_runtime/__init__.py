@@ -7,7 +7,7 @@
         ...
     outputs = stream.run({"obs": obs})          # any model: arrays by name, one segment
 
-Imports numpy, msgspec, safetensors and the chosen engine, nothing else.
+The package imports only numpy, msgspec, safetensors and the chosen engine.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ __all__ = [
     "load",
 ]
 
-logging.getLogger(__name__).addHandler(logging.NullHandler())  # silent unless the application configures logging
+logging.getLogger(__name__).addHandler(logging.NullHandler())  # no messages, unless the application configures logging
 # Newer builds of ONNX Runtime report every opened model to Microsoft, and keep a database of the reports in the home
-# folder. They read this variable once, when they are imported. To allow the reports, set it to 0 before importing this
-# package.
+# folder. ONNX Runtime reads this variable once, when it is imported. To allow the reports, set it to 0 before importing
+# this package.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

@@ -20,7 +20,7 @@ from difflib import get_close_matches
 class TxlError(Exception):
     """Base class of every error raised on purpose; the message is one line a user can act on.
 
-    It may quote names and texts of files, so unprintable characters, such as line ends, are escaped.
+    The message may quote names and texts of files, so unprintable characters, such as line ends, are escaped.
     """
 
     exit_code = 2
@@ -64,12 +64,12 @@ def brief(text: str) -> str:
 
 
 def some(names: Sequence[str], most: int = 3) -> str:
-    """Return the first `most` names and the number of the rest: "a, b, c and 2 more"."""
+    """Return the first `most` names and the number of further names: "a, b, c and 2 more"."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def nearest(name: str, known: Iterable[str], alike: float = 0.6) -> str:
-    """Return the known name that a misspelt or abbreviated name most likely means; "" if there is none.
+    """Return the known name that a misspelt or abbreviated name most likely means; "" if no name is near.
 
     `alike` is the smallest accepted similarity, 0 … 1, as `difflib` measures it.
     """

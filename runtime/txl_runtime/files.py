@@ -1,4 +1,4 @@
-"""Plain files, opened without ever waiting."""
+"""A function that opens plain files, without ever waiting, and its error."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class NotPlainError(OSError):
 
 @contextmanager
 def open_plain(path: Path | str, links: bool = True) -> Iterator[tuple[io.BufferedReader, os.stat_result]]:
-    """Open a plain file for reading; yield it and its `os.stat_result`.
+    """Open a plain file for reading; yield the file and its `os.stat_result`.
 
     Opening a pipe would wait for a writer, a device may have no end, and some devices act when they are opened. The
     check is repeated after opening, because the file may have been replaced in between.

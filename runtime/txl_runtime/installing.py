@@ -1,5 +1,5 @@
-"""The pip command for a missing optional part. It names a local path: the project is on no package index, where a
-stranger could register its name.
+"""The pip command for a missing optional part. The command names a local path: the project is on no package index,
+where a stranger could register its name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def pip_line(extra: str) -> str:
         if url.scheme == "file" and place.exists():
             editable = "-e " if came.get("dir_info", {}).get("editable") else ""
             return f"pip install {editable}{shlex.quote(f'{place}[{extra}]')}"
-    # not installed, or the record has an unknown form
+    # the package is not installed, or its record has an unknown form
     except (PackageNotFoundError, ValueError, AttributeError, OSError):
         pass
     return f"pip install '.[{extra}]' in a checkout of the project"

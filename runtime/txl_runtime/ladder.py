@@ -1,9 +1,9 @@
 """All limits by which a bundle, an engine or a competitor is judged.
 
 The parity ladder (`LADDER`) has one rung per precision and kind of backend. Its numeric limits hold over chained
-segments, from an empty memory to one that has rolled over many times. Its limits on distributions and perplexity need a
-trained model and real text; without text they are reported as not judged. Each of the other limits belongs to one
-check: drift, quantised matrices, the self-test, `verify --bisect`, the conformance list or `bench`.
+segments, from an empty memory to a memory that has rolled over many times. Its limits on distributions and perplexity
+need a trained model and real text; without text they are reported as not judged. Each limit outside the ladder belongs
+to one check: drift, quantised matrices, the self-test, `verify --bisect`, the conformance list or `bench`.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ class Rung:
         top1: smallest share of positions at which the most probable token agrees, not counting near-ties.
         perplexity: largest relative difference of the perplexity on real text.
         burst: smallest mean error that counts as drift, as a share of the standard deviation. Errors of half precision
-            come in bursts, and one quarter of a chain may have more bursts than the rest. None: use "drift floor" of
-            `LIMITS`.
+            come in bursts, and one quarter of a chain may have more bursts than the other quarters. None: use "drift
+            floor" of `LIMITS`.
         deviation: largest root mean square of Δ of a state, or of an output that is no log-probability, relative to the
             standard deviation of the values.
     """
@@ -149,8 +149,8 @@ def chain_limit(precision: str, real: bool) -> float:
     """Return the largest mean divergence of a single chain in a precision below float32.
 
     The mean over all chains would hide one bad chain; the worst chain of a correct bundle reaches 1.9 times that mean.
-    On random inputs the ladder does not judge distributions below float32, so the limit is the one between competitors:
-    rounding stays far below it, and a different function does not.
+    On random inputs the ladder does not judge distributions below float32, so the limit for competitors holds
+    (`COMPETITOR_KL`): rounding stays far below it, and a different function does not.
 
     Args:
         real: whether the inputs are real text.
@@ -159,7 +159,7 @@ def chain_limit(precision: str, real: bool) -> float:
 
 
 def competitor_limit(precisions: set[str]) -> tuple[str, float]:
-    """Return (measure, limit) by which `bench` compares competitors of these precisions; "max_abs" or "kl"."""
+    """Return (measure "max_abs" or "kl", limit) by which `bench` compares competitors of these precisions."""
     lower = precisions - {"fp32"}
     widest = max(COMPETITOR_KL.values())
     most = max((COMPETITOR_KL.get(name, widest) for name in lower), default=COMPETITOR_FP32)

@@ -149,7 +149,7 @@ class Model:
 
         Args:
             batch_size: number of sequences; None for the bundle's batch size.
-            memory_length: maximum number of memory rows that a sequence keeps; None for the bundle's.
+            memory_length: maximum number of memory rows that a sequence keeps; None for the bundle's memory length.
 
         Raises:
             UsageError: a number is out of range for the bundle, or the model counts no memory rows.
@@ -177,7 +177,7 @@ class Model:
     def rank(
         self, context: ArrayLike, hypotheses: Sequence[ArrayLike], state: RowState | StreamState | None = None
     ) -> NDArray[np.float64]:
-        """Return the costs of n hypotheses that continue the same context; the most probable one costs least.
+        """Return the costs of n hypotheses that continue the same context; the most probable hypothesis costs least.
 
         Any number of hypotheses of any lengths is allowed; as many as the batch size run side by side. A hypothesis's
         cost does not depend on the other hypotheses, except for rounding.
@@ -185,8 +185,8 @@ class Model:
         Args:
             context: tokens [T], at least one, or text, which precedes each hypothesis.
             hypotheses: tokens [T] or a text for each; a hypothesis without tokens costs 0.
-            state: state of one sequence before the context, from `Stream.take` or a file; None for the first state. It
-                is not changed.
+            state: state of one sequence before the context, from `Stream.take` or a file; None for the first state. The
+                call does not change it.
 
         Returns:
             float64 [n]: the negative log-likelihood of each hypothesis, in nats, summed over its tokens.
@@ -228,8 +228,8 @@ def load(
     Args:
         path: the bundle's folder.
         backend: cpu, cuda (ONNX Runtime), tensorrt, rtx or native (engines that `txl-deploy build` made); auto for the
-            best that runs here (`Model.backend_notes` has the reasons against the others). auto takes native only if
-            this user built it.
+            best backend that runs here (`Model.backend_notes` says why better ones do not). auto takes native only if
+            this user built its engine.
         threads: the engine's threads, 1 … 1024; None for one per physical core.
         verify_files: whether to check every file's SHA-256 (sizes are always checked).
         update: rolled or ring, the update rule of the programs to run; None for the fastest that the backend supports
@@ -272,8 +272,8 @@ def _open(
     trial: bool | Bounds,
     huge_pages: bool,
 ) -> tuple[Backend, dict[str, str]]:
-    """Return the named backend, or for "auto" the best one that opens the bundle; and the reasons against others, by
-    name.
+    """Return (the named backend, or for "auto" the best backend that opens the bundle; by name, the reason why each
+    better backend does not).
     """
     notes: dict[str, str] = {}
     if trial is not False:

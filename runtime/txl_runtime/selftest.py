@@ -19,9 +19,9 @@ before they are replayed (`translated`):
     columns    int32 [C], vocabulary ids      positions        int32 [steps, B, P], rows compared, below the count
     logprobs   float32 [steps, B, P, C]       memory/<state>   float32 [B, 2, ...]: oldest and newest row at the end
 
-Below float32 there is no absolute limit. Both forms then have the differences that the exporter's machine reached, and
-twice these differences are allowed. That machine rounds half precision after every operator, as a device does that
-fuses no operators.
+Precisions below float32 have no absolute limit. Vectors of both forms then hold the differences that the exporter's
+machine reached, and twice these differences are allowed. That machine rounds half precision after every operator, as a
+device does that fuses no operators.
 
     reached    float64 [2]: the largest differences of log-probabilities and memory, or of outputs and state; at most
                the largest stored value of each, or 1 if they are relative
@@ -66,7 +66,7 @@ WORDS = {
 
 @dataclass(frozen=True)
 class SelftestResult:
-    """The result of a replay.
+    """The result of a replay of a bundle's stored vectors.
 
     Attributes:
         backend: description of the engine.
@@ -116,7 +116,7 @@ class SelftestResult:
 
 
 def run_selftest(model: Model, precision: str | None = None) -> SelftestResult:
-    """Replay the bundle's vectors with different numbers of live sequences, and each batch size that engines have.
+    """Replay the bundle's vectors with different numbers of live sequences, and with each batch size of the engines.
 
     In lockstep, all sequences run.
 
@@ -150,7 +150,7 @@ def run_selftest(model: Model, precision: str | None = None) -> SelftestResult:
         kinds = {program.kind for program in model.backend.programs}
         errors += [(_shortcuts(model, vectors, kinds, b),) for b in (batch, *sizes)]
         steps = len(vectors["length"])
-    except (KeyError, IndexError, TypeError, ValueError) as error:  # UsageError of a stream is a ValueError, too
+    except (KeyError, IndexError, TypeError, ValueError) as error:  # a stream's UsageError is a ValueError, too
         raise BundleError(f"{model.bundle.path}: stored vectors do not fit ({error}); export the model again") from None
     largest = [max(errors_of_run) for errors_of_run in zip_longest(*errors, fillvalue=0.0)]
     limits.append(limit_of("rows"))
@@ -160,7 +160,7 @@ def run_selftest(model: Model, precision: str | None = None) -> SelftestResult:
 
 
 def translated(vectors: Mapping[str, Array], model: Model) -> dict[str, Array]:
-    """Convert a Transformer-XL's vectors to the general form, the first one in the module's description.
+    """Convert a Transformer-XL's vectors to the general form, the first form in the module's description.
 
     For example, "state_place/layers.00.key" is [2, 64] for two sequences.
 
@@ -174,7 +174,7 @@ def translated(vectors: Mapping[str, Array], model: Model) -> dict[str, Array]:
         raise ValueError("vectors of token ids, which this model does not take")
     positions, counts, expected = vectors["positions"], vectors["counts"], vectors["logprobs"]
     columns = np.arange(manifest.vocab_size)[vectors["columns"]]
-    # checked first, because this size limits the memory that the next lines allocate
+    # compare these shapes first, because they limit the memory that the next lines allocate
     if expected.shape != (*positions.shape, *columns.shape):
         raise ValueError(f"log-probabilities of shape {expected.shape} at {positions.shape} of {columns.shape}")
     if expected.dtype.kind != "f":
@@ -199,7 +199,7 @@ def translated(vectors: Mapping[str, Array], model: Model) -> dict[str, Array]:
         )
         if "rows" in vectors:
             wanted, picked, channels = vectors[f"row/{name}"], vectors["rows"], vectors["channels"]
-            # checked first, because this size limits the memory that the next line allocates
+            # compare these shapes first, because they limit the memory that the next line allocates
             if wanted.shape[1:] != (*picked.shape, *channels.shape):
                 raise ValueError(f"rows of {name} have shape {wanted.shape}, {picked.shape} of {channels.shape} named")
             general[f"row_place/{name}"] = of_row[most - 1 - picked[:, None], channels]
@@ -220,7 +220,7 @@ def reached(model: Model, vectors: Mapping[str, Array]) -> list[float]:
     for name, values in vectors.items():
         if (kind := name.partition("/")[0]) in most and values.dtype.kind == "f":
             sizes = np.abs(values)
-            # relative errors count as at most 1
+            # the sizes of relative errors count as at most 1
             sizes = sizes[sizes < limit_of("mask")] if name == nats else np.fmin(sizes, 1)
             most[kind] = float(sizes.max(initial=most[kind]))
     if len(errors) != 2 or not all(0 <= one <= size for one, size in zip(errors, most.values(), strict=True)):
@@ -232,7 +232,7 @@ def reached(model: Model, vectors: Mapping[str, Array]) -> list[float]:
 
 
 def _replay(model: Model, vectors: Mapping[str, Array], b: int, rows: dict[str, Array]) -> tuple[float, float]:
-    """Return the largest differences of (outputs, state) with b live sequences, and write those of single rows to
+    """Return the largest differences of (outputs, state) with b live sequences, and write each row's difference to
     `rows`.
     """
     manifest, stream, values = model.manifest, model.stream(b), 0
@@ -339,7 +339,7 @@ def _deviation(found: Array, expected: Array) -> Array:
 def _further(rows: Mapping[str, Array], vectors: Mapping[str, Array]) -> float:
     """Return the largest ratio of a row's difference here to the same row's difference on the exporter's machine.
 
-    The latter counts as at least the root mean square of all rows' differences on that machine.
+    The difference on the exporter's machine counts as at least the root mean square of all rows' differences there.
     """
     worst = 0.0
     for name, values in rows.items():

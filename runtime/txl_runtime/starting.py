@@ -1,4 +1,4 @@
-"""The environment and folder in which child processes start, and the name of the signal that ended one.
+"""The environment and folder in which child processes start, and the name of the signal that ended a child.
 
 A child must not run in the user's current folder, which may be a stranger's bundle: with `-m`, `-c` or an empty entry
 of PYTHONPATH, Python imports from that folder. Python 3.10 has no option to prevent this.
@@ -22,7 +22,7 @@ def environment() -> dict[str, str]:
 
 
 def signal_of(code: int | None) -> str:
-    """Return the name of the signal that ended a process: "SIGKILL" for exit code -9, "" if there was none."""
+    """Return the name of the signal that ended a process, e.g. "SIGKILL" for exit code -9; "" if no signal ended it."""
     with contextlib.suppress(ValueError):
         return signal.Signals(-code).name if code is not None and code < 0 else ""
     return ""

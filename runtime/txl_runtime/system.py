@@ -16,7 +16,9 @@ else:
     import fcntl
 
 BINARY, NO_LINK = getattr(os, "O_BINARY", 0), getattr(os, "O_NOFOLLOW", 0)
-"""Flags of os.open: bytes as they are, which Unix always gives; no link as the last part of a path, on Unix alone."""
+"""Flags of os.open. `BINARY`: read bytes unchanged, as Unix always does. `NO_LINK`: refuse a link as the last part of a
+path, on Unix only.
+"""
 READING = os.O_RDONLY | BINARY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 """Flags of os.open to read a plain file; opening a pipe or a terminal by mistake returns at once."""
 RENAMES_OPEN = sys.platform != "win32"
@@ -28,11 +30,11 @@ CUDNN = "libcudnn.so.9" if sys.platform != "win32" else "cudnn64_9.dll"
 LIBRARIES = ("lib",) if sys.platform != "win32" else ("bin", "bin/*")
 """Folders that hold libraries in NVIDIA's pip packages."""
 _BEHIND = 2**30
-"""Offset of the byte that is locked on Windows, 1 GiB: beyond the end of any smaller file, which is allowed."""
+"""Offset of the byte that is locked on Windows, 1 GiB. Windows allows locks beyond the end of a file."""
 
 
 def is_own(path: Path) -> bool:
-    """Return True if a path is this user's, and nobody else may write to it; on Windows always.
+    """Return True if a path is this user's, and nobody else may write to it; on Windows always return True.
 
     Raises:
         OSError: there is no such path.
@@ -74,7 +76,7 @@ def lock(descriptor: int, wait: bool = False) -> bool:
 
 
 def remove_unlocked(path: str) -> None:
-    """Remove a file, unless a running process has locked it; on Windows, unless one has it open.
+    """Remove a file, unless a running process has locked it; on Windows, unless a process has it open.
 
     Raises:
         OSError: the file cannot be opened or removed.

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 FIRST_VERSIONS = {22: (1, 21), 23: (1, 23), 24: (1, 25)}
 """First ONNX Runtime version that runs graphs of an opset; every supported version runs opsets before 22.
 
-1.24 opens graphs of opset 24, but lacks TensorScatter, the reason why they have this opset. Python 3.10 has no 1.24.
+ONNX Runtime 1.24 opens graphs of opset 24, but lacks TensorScatter, for which graphs have that opset. Python 3.10 has
+no ONNX Runtime 1.24.
 """
 RING = 24
 """The opset of graphs with a ring: the first with TensorScatter."""

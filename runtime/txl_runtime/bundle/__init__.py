@@ -1,1 +1,1 @@
-"""A bundle on disk: its manifest and tables, reading and checking its files, its vocabulary."""
+"""Modules that read and check a bundle on disk: its manifest and tables, its files and its vocabulary."""

@@ -9,18 +9,18 @@ ORDERS = (("B", "L"), ("L", "B"), ("B",))
 
 
 class Abilities:
-    """Flags of the operations that the tables allow. `streaming.inputs.refusal` makes a message for a missing one.
+    """Flags that say which operations the tables allow. `streaming.inputs.refusal` makes the message for a False flag.
 
     Attributes:
-        run_apart: each sequence can be idle, reset and moved alone; otherwise all of them run in lockstep.
-        run_fewer: a stream may have fewer than batch_size sequences; otherwise sequences influence one another.
+        run_apart: each sequence can be idle, reset and moved without the others; if False, all run in lockstep.
+        run_fewer: a stream may have fewer than batch_size sequences; False if sequences influence one another.
         run_ragged: sequences may have different numbers of valid positions in a segment, 0 … its length.
         run_single: a segment of one position can be run.
         count_rows: the runtime counts memory rows, so that callers can read their number and limit it.
-        read_text: the model reads token ids and nothing else, and returns log-probabilities, in any shapes.
+        read_text: the model reads only token ids, and returns log-probabilities; both may have any shapes.
         pair_tokens: ids are declared as ["B", "L"] and log-probabilities as ["B", "L", V].
         feed_tokens: ids [b, T] can be fed: the model returns log-probabilities for each token that it reads.
-        score: `feed_tokens`, and the state after every single token is known, which scoring and generating need.
+        score: `feed_tokens` is True, and the state after each single token is known; scoring and generating need both.
         feed_freely: ids [b, T] can be cut into segments anywhere, and sequences may have different numbers of tokens.
     """
 

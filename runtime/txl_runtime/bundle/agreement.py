@@ -28,12 +28,12 @@ SEGMENT_KINDS = ("step", "logprobs", "hidden")
 MOST_VALUES = 2**40
 """Maximum number of values of one state tensor; as float32, 4 TiB. A larger shape is a mistake in the file."""
 MOST_UNSEEN = 2**12
-"""Largest batch size if no tensor has a batch axis: no shape limits it then, but streams keep a counter per
-sequence.
+"""Largest batch size of a bundle in which no tensor has a batch axis. No shape limits that batch size, but streams keep
+a counter per sequence.
 """
 _OUT = r'<>:"|?*\\/\x00-\x1f\x7f'
 PART = re.compile(rf"(?!(con|prn|aux|nul|com\d|lpt\d)(\.|$))[^{_OUT}]*[^{_OUT} .]", re.IGNORECASE)
-"""A folder or file name that every system allows: e.g. not "con", a device on Windows, and no final dot or space."""
+"""A pattern of file names that every system allows. It excludes e.g. "con", a device on Windows, and a final dot."""
 
 
 def contradictions(tables: Tables, used: Sequence[str], files: Collection[str]) -> Iterator[str]:
@@ -61,7 +61,7 @@ def contradictions(tables: Tables, used: Sequence[str], files: Collection[str]) 
 
 
 def _rules(m: Tables) -> Iterator[str]:
-    """Check that every update rule and program kind is one that this version knows."""
+    """Check that this version knows every update rule and every kind of program."""
     known = ", ".join(UPDATE_RULES)
     for state in m.states:
         if state.update not in UPDATE_RULES:
@@ -178,7 +178,7 @@ def _memory(m: Tables) -> Iterator[str]:
             yield f"{state.name} starts as {state.initial} and as {initial[state.name]}, expected the same in all rules"
     held, run = {state.update for state in m.states}, set(m.updates)
     if run and "replace" not in run:
-        held.discard("replace")  # memory rows may come together with "replace" states
+        held.discard("replace")  # a bundle of one rule's memory rows may have "replace" states, too
     for rule in sorted(held ^ run if m.states else ()):
         yield f"the state table does not fit: rule {rule} has states or programs, expected both"
     if "fill" in m.counters and m.states and not rows:
@@ -212,7 +212,7 @@ def _memory(m: Tables) -> Iterator[str]:
 
 
 def _programs(m: Tables) -> Iterator[str]:
-    """Check that no program is missing, and that each reads and returns exactly what the tables imply."""
+    """Check that no program is missing, and that each program reads and returns exactly what the tables imply."""
     lengths, states = m.segment_lengths, {rule: m.states_of(rule) for rule in UPDATE_RULES}
     for rule in m.updates:
         mine = [program for program in m.programs if program.update == rule]
@@ -274,7 +274,7 @@ def _segment_program(m: Tables, program: Program, states: Sequence[StateTensor],
 
 
 def _takes(spec: TensorSpec, state: StateTensor) -> bool:
-    """Return whether a program's tensor has the state's type and shape; a growing axis may have any size in `rows`."""
+    """Return whether a program's tensor has the state's type and shape; a growing axis may have any size of `rows`."""
     if spec.dtype != state.dtype or len(spec.shape) != len(state.shape):
         return False
     for axis, (size, most) in enumerate(zip(spec.shape, state.shape, strict=True)):
@@ -287,7 +287,7 @@ def _takes(spec: TensorSpec, state: StateTensor) -> bool:
 
 
 def _softmax(output: Output | None) -> dict[str, tuple[tuple[TensorSpec, ...], ...]]:
-    """Return (inputs, outputs) of "head" and of each "tail.<c>"; the head ends with a column per further cluster."""
+    """Return (inputs, outputs) of programs "head" and "tail.<c>", by kind. The head's last columns are for tails."""
     signatures: dict[str, tuple[tuple[TensorSpec, ...], ...]] = {}
     for cluster, (first, last) in enumerate(() if output is None else output.clusters):
         assert output is not None

@@ -71,7 +71,7 @@ class Axes:
         return self.at(rows, slice(first, end + self.ahead))
 
     def length(self, array: Any) -> int:
-        """Return the number of positions: the size of the axis less `ahead`; 1 if the tensor has no such axis."""
+        """Return the number of positions: the size of their axis minus `ahead`; 1 if the tensor has no such axis."""
         return int(array.shape[self.positions[0]]) - self.ahead if self.positions else 1
 
     def one(self, array: Any, row: int) -> Any:
@@ -93,7 +93,7 @@ class Axes:
         return np.moveaxis(whole, first + (self.batch is None or first < self.batch), 1)
 
     def from_rows(self, rows: Array) -> Array:
-        """Return a view of [b, T, ...] in the tensor's order of axes; of position 0 if the tensor has no positions.
+        """Return a view of rows [b, T, ...] in the tensor's order of axes; of position 0 if there are no positions.
 
         For example, axes ["L", "B", 8] turn rows [2, 5, 8] into [5, 2, 8].
         """
@@ -102,13 +102,13 @@ class Axes:
         return np.moveaxis(rows, (0, 1), (self.batch or 0, self.positions[0]))
 
     def joined(self, parts: Sequence[Array]) -> Array:
-        """Stack parts of single sequences: two [T, 3] become [2, T, 3]; of a shared tensor, return the first part."""
+        """Stack parts of single sequences: two [T, 3] become [2, T, 3]; for a shared tensor, return the first part."""
         if len(parts) == 1 and self.batch is not None:
             return np.expand_dims(parts[0], self.batch)  # for one sequence this is a view, which copies nothing
         return parts[0] if self.batch is None else np.stack(parts, self.batch)
 
     def concatenated(self, parts: Sequence[Array]) -> Array:
-        """Join groups of sequences: [2, T] and [3, T] become [5, T]; of a shared tensor, return the first part."""
+        """Join groups of sequences: [2, T] and [3, T] become [5, T]; for a shared tensor, return the first part."""
         return parts[0] if self.batch is None else np.concatenate(parts, self.batch)
 
     def clear_uncounted(self, array: Array, counts: Ids, value: Any = 0) -> None:

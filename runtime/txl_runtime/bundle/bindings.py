@@ -29,7 +29,7 @@ def check_bindings(
     order: bool = False,
     open_size: str | None = None,
 ) -> None:
-    """Compare the inputs and outputs of a graph or engine with those in a program's row.
+    """Compare the inputs and outputs of a graph or engine with the inputs and outputs in a program's row.
 
     Args:
         order: whether the order must be the same; engine libraries list tensors in an order of their own.

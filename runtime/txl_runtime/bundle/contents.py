@@ -33,11 +33,11 @@ def decode_vectors(data: bytes, source: str) -> dict[str, NDArray[Any]]:
     With three steps, "length" is e.g. [4, 4, 1].
 
     Args:
-        source: the file's path; it is read as .npz if it ends so.
+        source: the file's path; a file whose path ends in .npz is read as .npz.
 
     Raises:
-        BundleError: the file is of neither kind, holds values that are no plain numbers, or is larger unpacked than
-            `EXPANDED` and `SMALL` allow.
+        BundleError: the file is neither safetensors nor .npz, holds values that are no plain numbers, or is larger
+            unpacked than `EXPANDED` and `SMALL` allow.
     """
     try:
         return _unpacked(data) if source.endswith(".npz") else read_whole(io.BytesIO(data), *(len(data),) * 2)[1]
@@ -61,8 +61,8 @@ def _unpacked(data: bytes) -> dict[str, NDArray[Any]]:
 
 
 def _array(stored: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
-    """Return one array. Its header must declare exactly the bytes that follow, so it cannot ask for more memory."""
-    # bzip2 and LZMA may expand without a limit
+    """Return one array. Its header must declare exactly the bytes that follow, so that it cannot claim more memory."""
+    # data that bzip2 or LZMA packed may expand without a limit
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ValueError(f"{member.filename} is compressed in way {member.compress_type}")
     content = io.BytesIO(stored.read(member))

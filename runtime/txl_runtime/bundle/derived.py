@@ -1,4 +1,4 @@
-"""Fields of the tables that other fields imply. They are written since format 2.1, so that readers need no rules.
+"""Fields of the tables that other fields imply. Format 2.1 stores these fields, so that readers need no rules.
 
 This module has the rules. Exporters write the fields; a manifest without them (format 2.0) is completed when it is
 read; a manifest that has them is compared with the rules.
@@ -16,7 +16,7 @@ from txl_runtime.bundle.tables import Counting, Input, Output, StateTensor, Tabl
 DERIVED = {"inputs": ("counter", "beyond"), "outputs": ("cluster_columns",), "states": ("spill", "in_place")}
 """Names of the derived fields in each table. An unset field has a falsy default: None, (), 0 or False."""
 MOST_SHOWN = 80
-"""Maximum number of characters of a value in a message; a hostile manifest may hold longer ones."""
+"""Maximum number of characters of a value in a message; a hostile manifest may hold longer values."""
 
 
 def completed(tables: Tables) -> Any:

@@ -1,4 +1,4 @@
-"""JSON, hashes and escapes, each in the one form that all parts of a bundle use."""
+"""Functions that write JSON, hashes and escapes in the one form that all parts of a bundle use."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The folder of a bundle. It opens only plain files inside it, and notices when a file was replaced.
+"""The folder of a bundle, which opens only plain files inside it, and notices when a file was replaced.
 
 An engine opens some files by path, so a matching hash does not prove that the engine read the hashed bytes. The folder
 therefore records each file's identity from the descriptor that it read, and compares it again when everything is open.
-It does the same with the folder itself, because `export --force` exchanges folders, perhaps there and back.
+It records and compares the folder's own identity, too: `export --force` exchanges two folders, perhaps there and back.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Made = TypeVar("Made")
 
 
 class Folder:
-    """A folder that opens its files and records the identity of each.
+    """A folder that opens its files and records the identity of each file.
 
     Attributes:
         path: the path as given, for messages.
@@ -39,7 +39,7 @@ class Folder:
 
     @contextmanager
     def open(self, name: str) -> Iterator[tuple[BinaryIO, bool]]:
-        """Open a plain file for reading; yield (file, True if it is the one that was first opened under this name).
+        """Open a plain file for reading; yield (file, True if the file was not replaced since it was first opened).
 
         Raises:
             OSError: the file cannot be opened, is no plain file, or a link leads out of the folder.
@@ -54,7 +54,7 @@ class Folder:
             yield file, self._seen[name] == _identity(os.fstat(file.fileno()))
 
     def holds(self, name: str) -> bool:
-        """Return whether the file is still the one that was first opened under this name."""
+        """Return whether the file was not replaced since it was first opened under this name."""
         try:
             with self.open(name) as (_, same):
                 return same
@@ -108,8 +108,8 @@ a new one.
 def stepped_aside(path: Path) -> str:
     """Return advice for a missing bundle if its replacement was interrupted; else "".
 
-    If the system cannot exchange two folders in one step, the old one is renamed before the new one gets its name.
-    After an interrupt in between, the old bundle still exists under its hidden name.
+    If the system cannot exchange two folders in one step, the old folder is renamed before the new one gets its name.
+    After an interrupt between the two renames, the old bundle still exists under its hidden name.
     """
     try:
         names = sorted(name for name in os.listdir(path.parent) if name.startswith(f".{path.name}{ASIDE}"))  # noqa: PTH208

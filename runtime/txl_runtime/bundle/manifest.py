@@ -1,8 +1,8 @@
 """The manifest: the description of a bundle, `manifest.json`, and its decoder.
 
-It is one JSON object of format 2, whose tables hold everything that a reader needs, for any kind of model. Unknown
-fields are ignored, so that a newer minor version still loads; a different major version is refused. `derived` adds
-fields that the tables imply and an older manifest lacks. `agreement` checks the tables against each other.
+A manifest is one JSON object of format 2, whose tables hold everything that a reader of any kind of model needs.
+Unknown fields are ignored, so that a newer minor version still loads; a different major version is refused. `derived`
+adds fields that the tables imply and an older manifest lacks. `agreement` checks the tables against each other.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from txl_runtime.bundle.tables import (
 )
 from txl_runtime.errors import BundleError
 
-if TYPE_CHECKING:  # so that an application with bundles of other models need not ship the Transformer-XL's config
+if TYPE_CHECKING:  # an application with bundles of other models need not ship the Transformer-XL's config
     from txl_runtime.bundle.transformer_xl import Dialect, ModelConfig, TransformerXL
 
 FORMAT = "txl-deploy.bundle"
 """Value of the field `format` in every manifest."""
 FORMAT_VERSION = "2.1"
-"""The format version that this code writes; it reads every 2.x."""
+"""The format version that this code writes. This code reads all versions 2.x."""
 OLD_SELFTEST = "selftest.npz"
 """File name of the stored vectors in bundles of format 2.0, whose manifests do not name the file."""
 IGNORED = "attention"
@@ -134,7 +134,7 @@ class Manifest(Struct, Tables, frozen=True, kw_only=True, dict=True):
 
     @property
     def softmax_products(self) -> int:
-        """The softmax's multiplications per row, width * vocab_size; an engine may choose its threads by them."""
+        """The softmax's multiplications per row, width * vocab_size, by which an engine may choose its threads."""
         return 0 if self.logprobs is None else (self.logprobs.width or 0) * self.vocab_size
 
     @property
@@ -144,7 +144,7 @@ class Manifest(Struct, Tables, frozen=True, kw_only=True, dict=True):
 
     @property
     def has_config(self) -> bool:
-        """True if the model's family is the one whose sizes `config` has."""
+        """True if the model is a Transformer-XL, so that `config` has its sizes."""
         return self.family_name == "transformer_xl"
 
     @property
@@ -152,7 +152,7 @@ class Manifest(Struct, Tables, frozen=True, kw_only=True, dict=True):
         """The field `family` of a Transformer-XL, decoded.
 
         Raises:
-            BundleError: the model is of a different family, or the block is damaged.
+            BundleError: the model is of a different family, or the field is damaged.
         """
         from txl_runtime.bundle.transformer_xl import TransformerXL
 

@@ -1,4 +1,4 @@
-"""Programs whose graphs leave the batch size open: they run any number of sequences up to the manifest's batch size.
+"""Functions for programs whose graphs leave the batch size open: a graph runs 1 … the manifest's batch size sequences.
 
 Only a bundle that has such a program needs this module.
 """
@@ -15,7 +15,7 @@ from txl_runtime.bundle.tables import Program, Tables, TensorSpec, axes_of
 BATCH = "batch"
 """Name of the open batch size in a graph's shapes."""
 OPENED = "[batch]"
-"""Suffix of the name of a value that replaces a constant when the batch size is opened; no parameter's name ends so."""
+"""Suffix of names of values that replace constants when the batch size is opened; no parameter's name ends so."""
 
 
 def batch_axes(tables: Tables, program: Program) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Opening, checking and reading a bundle on disk. An open bundle never reads files of a bundle that replaces it."""
+"""Functions that open, check and read a bundle. An open bundle never reads files of a bundle that replaces it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NATIVE = "engines/native/"
 class Bundle:
     """A bundle whose manifest was read and whose files, except engines, were checked.
 
-    It reads only files that the manifest lists and that have not been replaced since the bundle was opened.
+    A bundle reads only files that the manifest lists and that have not been replaced since the bundle was opened.
     """
 
     path: Path
@@ -142,7 +142,7 @@ class Bundle:
 
     @contextmanager
     def _opened(self, name: str) -> Iterator[tuple[BinaryIO, bool]]:
-        """Open a file that has the manifest's size; yield (file, True if it is the one from when the bundle was
+        """Open a file that has the manifest's size; yield (file, True if the file was not replaced since the bundle was
         opened).
         """
         record = self.manifest.files.get(name)
@@ -181,7 +181,7 @@ def open_bundle(path: str | Path, verify_files: bool = True) -> Bundle:
 
 
 def bundle_path(path: str | Path) -> Path:
-    """Return the path of an existing folder.
+    """Return the path of a bundle's folder, after checking that the folder exists.
 
     Raises:
         BundleError: the argument is no path, or there is no folder at the path.

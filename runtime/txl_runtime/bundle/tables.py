@@ -19,8 +19,8 @@ UPDATE_RULES = ("ring", "rolled", "replace")
 """Ways in which a step updates the state, in the order in which `load` prefers them: a ring is faster than rolling."""
 
 _RULES = Meta(extra_json_schema={"enum": [*UPDATE_RULES]})
-"""For the published JSON schema only; the runtime refuses other rules and kinds in `agreement`, with its
-own messages.
+"""Values for the published JSON schema only. The runtime refuses other rules and kinds in `agreement`, with messages of
+its own.
 """
 _KINDS = Meta(extra_json_schema={"pattern": r"^(step|logprobs|hidden|head|tail\.[1-9][0-9]*|attention)$"})
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -217,7 +217,7 @@ class StateTensor(Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def row_counts(self) -> tuple[int, int]:
-        """(smallest, largest) number of rows; (1, 1) for a state without rows, as `Axes.length` counts them."""
+        """The pair (smallest, largest) number of rows; (1, 1) for a state without rows, as `Axes.length` counts it."""
         return self.rows or (1 if self.row_axis is None else self.shape[self.row_axis],) * 2
 
     def values(self, rows: int) -> int:
@@ -369,8 +369,8 @@ def axes_of(tables: Tables, program: Program) -> dict[str, Axes]:
 def ring_slots(memory_length: int, segment_length: int) -> tuple[int, int]:
     """Return (slots of a ring, rows of its tensor): (6, 8) for memory length 4 and segment length 2.
 
-    There are at least memory + segment length slots, so that a segment's padding overwrites no memory. The further rows
-    are for spilling; a segment of one token cannot spill and needs none.
+    There are at least memory + segment length slots, so that a segment's padding overwrites no memory. The rows after
+    the slots are for spilling; a segment of one token cannot spill, and its ring has no such rows.
     """
     ring = memory_length + segment_length
     return ring, ring + (segment_length if segment_length > 1 else 0)

@@ -19,15 +19,15 @@ TYPES = {
     **{f"{name}{8 * size}": f"<{kind}{size}" for name, kind in (("I", "i"), ("U", "u")) for size in (1, 2, 4, 8)},
     **{f"F{8 * size}": f"<f{size}" for size in (2, 4, 8)},
 }
-"""NumPy types by safetensors' names. NumPy lacks types for BF16 and smaller floats; files that are read
-here have none.
+"""NumPy types by safetensors' names. NumPy lacks types for BF16 and smaller floats; the files that this module reads
+hold no such values.
 """
 WIDTHS = {name: np.dtype(kind).itemsize for name, kind in TYPES.items()}
 """Number of bytes of a value, by safetensors' names of types."""
 
 
 def read_whole(file: io.BufferedReader | io.BytesIO, size: int, most: int) -> tuple[dict[str, str], dict[str, Array]]:
-    """Return the metadata of an open file, and copies of its tensors; it has `size` bytes, and its header at most
+    """Return the metadata of an open file, and copies of its tensors. The file has `size` bytes, its header at most
     `most`.
 
     For example, ({"format": "pt"}, {"h": [1, 8]}).

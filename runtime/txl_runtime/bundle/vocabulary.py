@@ -1,4 +1,4 @@
-"""Vocabularies, which turn text into token ids and back. A bundle keeps one as plain JSON, which is never executed.
+"""Vocabularies, which turn text into token ids and back. A bundle keeps its vocabulary as plain, never executed JSON.
 
 {"kind": "bytes"}                                          every byte is a token
 {"kind": "words", "symbols": [...], "unknown": 3, ...}     words of lines, as the word-level code bases split them
@@ -108,7 +108,7 @@ class Words(Struct, frozen=True, dict=True, tag_field="kind", tag="words", kw_on
             ids += [self._id(word) for word in self._split(line)]
             ids += [] if self.line_end is None else [self.line_end]
         if lines and not text.endswith((b"\n", b"\r")) and self.line_end is not None:
-            ids.pop()  # the text, e.g. a prompt, stops in the middle of a line
+            ids.pop()  # the text, e.g. a prompt, stops in the middle of a line, so the line has no end
         return np.array(ids, np.int32)
 
     def decode(self, tokens: ArrayLike) -> bytes:
@@ -164,7 +164,7 @@ def _as_bytes(text: bytes | str) -> bytes:
 def _ids(tokens: ArrayLike, many: int) -> NDArray[np.int64]:
     try:
         ids = np.atleast_1d(np.asarray(tokens))
-    except Exception as error:  # rows of different lengths, or an object whose __array__ raises
+    except Exception as error:  # raised for rows of different lengths, or by an object's `__array__`
         raise UsageError(f"tokens to decode are no array ({error}), expected ids of 0 … {many - 1}") from None
     if not np.issubdtype(ids.dtype, np.integer) or ids.size >= 2**31:
         raise UsageError(f"tokens to decode are {ids.dtype} {list(ids.shape)}, expected ids of 0 … {many - 1}")

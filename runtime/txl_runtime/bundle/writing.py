@@ -17,7 +17,7 @@ from txl_runtime.errors import TxlError, UsageError
 from txl_runtime.system import BINARY, RENAMES_OPEN, lock, remove_unlocked, sync_folder
 
 PARTIAL = ".partial-"
-"""Part of a hidden name such as `.report.json.partial-1a2b`: a file that is being written."""
+"""Part of the hidden name of a file that is being written, e.g. `.report.json.partial-1a2b`."""
 
 
 def write_file(path: Path, data: bytes | memoryview) -> None:
@@ -39,8 +39,8 @@ KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: 
 def plain_place(path: Path) -> Path:
     """Return the real path, with links followed, of a file that a user wants to write: a plain file, or nothing yet.
 
-    `write_whole` renames a new file to the path. It would replace a link by a file and leave the link's target
-    unchanged, and would replace a device such as `/dev/full` by a file.
+    `write_whole` renames a new file to the path. At a link, this would replace the link by a file and leave the link's
+    target unchanged; a device such as `/dev/full` would become a file.
 
     Raises:
         UsageError: the path is a folder, a device, a pipe or a socket.
@@ -99,7 +99,7 @@ def write_whole(path: Path, data: bytes | memoryview, mode: int = 0o666) -> None
 
 
 def _replaced(path: Path, data: bytes | memoryview, mode: int) -> bool:
-    """Write a file under a hidden name and rename it; return False if another writer removed the hidden file before."""
+    """Write a file under a hidden name and rename it; return False if a second writer removed it before the lock."""
     partial = path.with_name(f".{path.name}{PARTIAL}{secrets.token_hex(6)}")
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY
@@ -111,7 +111,7 @@ def _replaced(path: Path, data: bytes | memoryview, mode: int) -> bool:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
-            if RENAMES_OPEN:  # while the lock is held
+            if RENAMES_OPEN:  # on this system, rename while the lock is held
                 partial.replace(path)
         if not RENAMES_OPEN:
             partial.replace(path)

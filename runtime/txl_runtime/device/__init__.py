@@ -1,1 +1,1 @@
-"""The loop on a GPU: device memory, queue of work and recorded work, and the engines that run there."""
+"""Modules that run the loop on a GPU: device memory, queues of work, recorded work, and engines."""

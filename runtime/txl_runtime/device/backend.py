@@ -22,7 +22,7 @@ ANY = 0
 class DeviceBackend(Backend):
     """The backend of a device; see `streaming.loop.Backend`. Its programs return log-probabilities or all outputs.
 
-    If there are programs of several batch sizes, a stream runs the ones of the smallest size that holds its sequences.
+    If there are programs of several batch sizes, a stream runs those of the smallest size that holds its sequences.
 
     Attributes:
         device: the device on which the backend runs.
@@ -72,7 +72,7 @@ class DeviceBackend(Backend):
         return DeviceLoop(manifest, device, queue, lock, self.name, sizes, initial, self.settled)
 
     def settled(self, program: str) -> None:
-        """Called when a program has run twice: its engine has then compiled its kernels, which can be saved."""
+        """Report that a program has run twice: its engine has now compiled its kernels, which can be saved."""
         if self._settled is not None:
             with self.lock, self.device.current():  # a different stream may run it at the same time
                 self._settled(program)

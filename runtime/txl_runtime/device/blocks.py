@@ -1,4 +1,4 @@
-"""A step's inputs and results besides its state: one block for each on the device, and copies to and from the host.
+"""Blocks of device memory for a step's inputs and for its results, besides its state, and copies from and to the host.
 
 All inputs are staged on the host and sent in one copy. Only the needed beginning of each axis of a result is fetched,
 e.g. [b, T, V] of [B, L, V].
@@ -26,8 +26,8 @@ Raw = NDArray[np.uint8]
 class Part(NamedTuple):
     """The beginning of each axis of a tensor on the device, fetched by one copy of equally spaced pieces.
 
-    One copy can shorten only the first axis and one more. To get [:b, :T, :n] of [B, L, N], it fetches [b, L, n], from
-    which `view` then takes [b, T, n].
+    One copy can shorten only the first axis and one further axis. To get [:b, :T, :n] of [B, L, N], it fetches [b, L,
+    n], from which `view` then takes [b, T, n].
 
     Attributes:
         address: device address of the first byte.
@@ -53,7 +53,7 @@ class Part(NamedTuple):
     def view(self, raw: Raw) -> Array:
         """Return a view of the wanted shape in the fetched bytes.
 
-        For example, a float32 part [2, 3] is 24 of the bytes.
+        For example, a float32 part [2, 3] is a view of the first 24 bytes.
         """
         array = raw[: self.size].view(self.dtype).reshape(self.shape)
         view: Array = array[tuple(slice(size) for size in self.sizes)]

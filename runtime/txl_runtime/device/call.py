@@ -1,4 +1,4 @@
-"""A program of a loop, bound to memory, and the work of a step: copy inputs, run the program, copy results.
+"""The steps of a loop's program: each step copies inputs to the device, runs the program, and copies results back.
 
 The first step is not recorded, because engines initialise in it. Later the whole work is recorded, once for each set of
 results that is fetched a second time, and a step replays the record. Results that are fetched only once, or in changing
@@ -28,7 +28,7 @@ class DeviceCall:
     Attributes:
         recording: the records of the call's work.
         runs: number of runs, counted only until the step replays a record.
-        settling: set to True after the second run; the loop resets it.
+        settling: set to True after the second run; the loop sets it back to False.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Step:
         bare: the step of the same call that fetches nothing; None if this step fetches nothing.
 
     Attributes:
-        arrived: views of the parts by name, valid from the end of a step until the loop's next one.
+        arrived: views of the parts by name, valid from the end of a step until the loop's next step.
     """
 
     def __init__(self, call: DeviceCall, parts: Mapping[str, Part], staged: Raw, bare: Step | None) -> None:
@@ -129,13 +129,13 @@ class Step:
 
 
 class Steps:
-    """The steps of a loop's calls; each is made when it is first needed."""
+    """The steps of a loop's calls; each step is made when it is first needed."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[DeviceCall, tuple[tuple[str, Part], ...]], Step] = {}
 
     def find(self, call: DeviceCall, parts: Mapping[str, Part], staged: Raw) -> Step:
-        """Return the step of a call that fetches these parts. For example, parts {"logprobs": [4, 1, 256]}."""
+        """Return the step of a call that fetches these parts, e.g. a part {"logprobs": [4, 1, 256]}."""
         key = (call, tuple(parts.items()))
         if key not in self._made:
             bare = self.find(call, {}, staged) if parts else None

@@ -1,9 +1,9 @@
-"""The choice of a device backend for a bundle: the named one, or the best one that works, with the reasons against
+"""The choice of a device backend for a bundle: the named backend, or the best that works, with the reasons against
 others.
 
 On a machine without a GPU the search must be cheap and must not start CUDA, because a process that is forked afterwards
-could not use CUDA. So it looks for engines first, then for packages without importing them, then for the files of a
-GPU's driver; it starts CUDA only if it has found all of them.
+could not use CUDA. So the search looks for engines first, then for packages without importing them, then for the files
+of a GPU's driver; it starts CUDA only if it has found all of them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 DEVICES = ("rtx", "tensorrt", "cuda")
 """Names of the backends that keep the state on a device, the preferred one first."""
 PACKAGES = {"rtx": "tensorrt_rtx", "tensorrt": "tensorrt", "cuda": "onnxruntime"}
-"""Python package that each backend needs."""
+"""Python packages that backends need, by the backends' names."""
 NO_GPU = "no usable CUDA driver was found, expected an NVIDIA GPU and its driver"
 """Reason why a device backend cannot run on a machine without a GPU."""
 
@@ -64,7 +64,8 @@ def _opened(name: str, bundle: Bundle, update: str | None) -> DeviceBackend:
 def run_smallest(backend: DeviceBackend, bundle: Bundle) -> None:
     """Run the smallest program on zeros, to find out whether an engine that opened has kernels for this GPU.
 
-    It runs twice, unrecorded and recorded: kernels that an engine compiles at first use are saved after the second run.
+    The program runs twice, unrecorded and recorded: kernels that an engine compiles at first use are saved after the
+    second run.
 
     Raises:
         BackendError: the program does not run here.
@@ -80,7 +81,7 @@ def run_smallest(backend: DeviceBackend, bundle: Bundle) -> None:
 def choose_device(
     bundle: Bundle, update: str | None, opener: Opener = _opened
 ) -> tuple[DeviceBackend | None, dict[str, str]]:
-    """Return the best backend of `DEVICES` that runs the bundle, or None; and the reasons against better ones."""
+    """Return (the best backend of `DEVICES` that runs the bundle, or None; by name, why each better one does not)."""
     notes = {}
     for name in DEVICES:
         if reason := missing(name, bundle):
@@ -94,7 +95,7 @@ def choose_device(
 
 
 def _running(opener: Opener, name: str, bundle: Bundle, update: str | None) -> DeviceBackend:
-    """Open and run a backend. If that fails, release the backend here, so that the next one finds free device
+    """Open and run a backend. If that fails, release the backend here, so that the next backend finds free device
     memory.
     """
     with _errors_of(name):
@@ -123,7 +124,7 @@ def missing(name: str, bundle: Bundle, built: bool = False, insisting: bool = Fa
     none.
 
     Args:
-        built: True if engines are about to be built: their absence is then no reason.
+        built: True if engines are about to be built, so that missing engines are no reason.
         insisting: if no known file of a GPU's driver exists, ask CUDA's driver, because the GPU may be of an unknown
             kind.
     """

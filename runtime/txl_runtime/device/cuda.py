@@ -1,8 +1,8 @@
 """A device with its memory, queues of work, events and recorded work, as loops use them through CUDA's driver.
 
-Addresses are plain integers. The work of a queue is done in order while the host goes on; only `Event.wait`,
-`Queue.wait` and allocations wait for it. A caller of a queue's or an event's method must first enter the device with
-`Device.current`; the device's own methods enter it themselves.
+Addresses are plain integers. The device does a queue's work in order, while the host goes on; only `Event.wait`,
+`Queue.wait` and allocations wait for the device. A caller of a queue's or an event's method must first enter the device
+with `Device.current`; the device's own methods enter it themselves.
 
 Host memory that is passed to `send` and `fetch` must not change until the copy is done: page-locked memory
 (`Device.staging`) is accessed when the queue reaches the copy; other memory may be read before `send` returns.
@@ -67,7 +67,7 @@ class Event:
         self._synchronize = context.driver.cuEventSynchronize
 
     def wait(self) -> None:
-        """Wait until the work before the marker's latest place is done; return at once if it was never set."""
+        """Wait until the work before the marker's latest place is done; return at once if the marker was never set."""
         self._synchronize(self.handle)
 
 
@@ -143,7 +143,7 @@ class Queue:
             self._driver.cuMemsetD2D8Async(to, pitch, 0, width, rows, self.handle)
 
     def record(self, event: Event) -> None:
-        """Set an event's marker behind all work that was put in so far."""
+        """Set an event's marker behind all work that the queue has been given so far."""
         self._record(event.handle, self.handle)
 
     def wait(self) -> None:
@@ -174,7 +174,7 @@ class Queue:
         """
         driver, graph = self._driver, ctypes.c_void_p()
         try:
-            # Relaxed, because otherwise memory that any thread frees at the same time would invalidate the record.
+            # The mode is relaxed; in any other mode, memory that a second thread frees would invalidate the record.
             driver.cuStreamBeginCapture_v2(self.handle, RELAXED)
             work()
             driver.cuStreamEndCapture(self.handle, ctypes.byref(graph))
@@ -193,7 +193,7 @@ class Queue:
 
 
 class _Replay:
-    """A replay of recorded work. It keeps the queue and the work alive, and thereby the engine's memory."""
+    """A replay of recorded work, which keeps the queue and the work alive, and thereby the engine's memory."""
 
     def __init__(self, context: Context, graph: int | None, queue: Queue, work: Work) -> None:
         self._graph = _own(self, context, "cuGraphInstantiateWithFlags", "cuGraphExecDestroy", graph, 0)
@@ -223,7 +223,8 @@ class Device:
         if count.value > 1:
             self.title += f" (GPU {ordinal} of the {count.value} that are visible)"
         self.ordinal = ordinal
-        # A wait for an event spins, which is faster. On an integrated board, which has few cores, it sleeps instead.
+        # A wait for an event spins, which is faster. On an integrated board, which has few cores, a wait sleeps
+        # instead.
         self._flags = EVENTS[device_number(driver, ordinal, INTEGRATED) != 0]
         self._context = Context(driver, ordinal)
         with self.current():
@@ -234,7 +235,7 @@ class Device:
         restored.
 
         Raises:
-            BackendError: raised on entry, in a process that was forked from the one that opened the device.
+            BackendError: raised on entry, in a process that was forked from the process that opened the device.
         """
         return Current(self._context)
 
@@ -272,7 +273,7 @@ class Device:
         return array
 
     def queue(self) -> Queue:
-        """Return a new queue."""
+        """Return a new queue of work on this device."""
         with self.current():
             return Queue(self._context)
 

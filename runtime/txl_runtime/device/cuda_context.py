@@ -1,7 +1,7 @@
 """The current CUDA context of a thread, which the application may have set before it calls this project.
 
 Work goes to a device's primary context, which all libraries of a process share. This project makes that context current
-while it works, and then restores the previous one.
+while it works, and then restores the previous context.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class Context:
         device, handle = ctypes.c_int(), ctypes.c_void_p()
         driver.cuDeviceGet(ctypes.byref(device), ordinal)
         self.driver, self.device = driver, device.value
-        # Every step calls these three, so they come without the wrapper that checks the status; the callers check it.
+        # Every step calls these three functions, so they lack the wrapper that checks the status; the callers check it.
         self._current, self._push, self._pop = (driver.instant(name) for name in (GET, PUSH, POP))
-        self._popped = ctypes.byref(ctypes.c_void_p())  # receives the popped context, which nothing uses
+        self._popped = ctypes.byref(ctypes.c_void_p())  # memory for the popped context, which nothing uses
         try:
             driver.cuDevicePrimaryCtxRetain(ctypes.byref(handle), device.value)
         finally:
             if handle.value:
                 give_back = weakref.finalize(self, driver.quietly, "cuDevicePrimaryCtxRelease_v2", device.value)
-                # not at the end of the process, when other libraries may still use the context
+                # do not release it at the end of the process, when other libraries may still use the context
                 give_back.atexit = False
         self._handle, self._pushed = handle.value, ctypes.c_void_p(handle.value)
 
@@ -46,7 +46,7 @@ class Context:
         """Make the context current in this thread; if it was not current, set `current.entered`: `leave` must follow.
 
         Raises:
-            BackendError: this process is a fork of the one that opened the driver, or CUDA refuses.
+            BackendError: this process is a fork of the process that opened the driver, or CUDA refuses.
         """
         driver = self.driver
         if driver.forked:
@@ -55,7 +55,7 @@ class Context:
             raise driver.failure(GET, status)
         if current.found.value == self._handle:
             if current.entered and current.entered != threading.get_ident():
-                current.entered = 0  # set by a different thread; this thread has nothing to leave
+                current.entered = 0  # a different thread has set it; this thread has nothing to leave
             return
         thread = threading.get_ident()
         try:
@@ -81,7 +81,7 @@ class Context:
                 raise
 
     def _take_back(self) -> None:
-        """If an interrupted call left the context pushed, pop it; that is the case if it is current."""
+        """Pop the context if an interrupted call left it pushed; it was left pushed if it is current now."""
         current = ctypes.c_void_p()
         self.driver.quietly("cuCtxGetCurrent", ctypes.byref(current))
         if current.value == self._handle:
@@ -120,15 +120,15 @@ class Current:
 
 
 Lock = AbstractContextManager[object]
-"""A lock, used only by `with`."""
+"""The type of a lock that is used only by `with`."""
 _locks: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def open_lock() -> Lock:
     """Return a lock for putting work into a queue; a thread that holds it may take it again.
 
-    It is Python's RLock, taken only by `with`, so that Ctrl-C cannot prevent its release. In a forked child it is free,
-    because the thread that held it may not exist there; entering the device fails in that child anyway.
+    The lock is Python's RLock, taken only by `with`, so that Ctrl-C cannot prevent its release. In a forked child it is
+    free, because the thread that held it may not exist there; entering the device fails in that child anyway.
     """
     lock = threading.RLock()
     _locks.add(lock)
@@ -140,5 +140,5 @@ def _after_fork() -> None:
         lock._at_fork_reinit()  # Python does the same with the locks of its own modules
 
 
-if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(after_in_child=_after_fork)

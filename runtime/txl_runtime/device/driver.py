@@ -1,6 +1,6 @@
 """CUDA's driver, libcuda, called with ctypes. Every GPU's driver includes it, so no CUDA version must be installed.
 
-`Driver` has the needed functions under CUDA's names. Each raises an error for a status other than success. An engine's
+`Driver` has the needed functions under CUDA's names; each function raises an error unless it succeeds. An engine's
 library may use its own version of CUDA at the same time. ctypes lets other threads run during each call.
 """
 
@@ -23,7 +23,7 @@ HOST, DEVICE = 1, 2
 NON_BLOCKING, RELAXED = 1, 2
 """CUDA's numbers of CU_STREAM_NON_BLOCKING and CU_STREAM_CAPTURE_MODE_RELAXED."""
 EVENTS = (2, 3)
-"""CU_EVENT_DISABLE_TIMING alone, and together with CU_EVENT_BLOCKING_SYNC, which makes a wait sleep."""
+"""CU_EVENT_DISABLE_TIMING, and the same together with CU_EVENT_BLOCKING_SYNC, which makes a wait sleep."""
 
 
 class Memcpy2D(ctypes.Structure):
@@ -94,7 +94,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
 """Types of the functions' arguments, by the names that libcuda exports; cuda.h hides most suffixes _v2 from C."""
 
 NEWEST = "CUDA 11.4"
-"""The oldest version that has all these functions: it brought cuGraphInstantiateWithFlags."""
+"""The oldest version of CUDA that has all these functions: cuGraphInstantiateWithFlags is new in it."""
 SPAWN = "load models in the child only, or start children by multiprocessing's spawn instead of fork"
 """Advice for CUDA in forked processes."""
 REPORT = "open the model again; if it happens again, report it with the bundle's manifest"
@@ -135,7 +135,7 @@ class Driver:
         library: a `ctypes.CDLL`, or any object that has these functions.
 
     Attributes:
-        forked: True if this process was forked from the one that opened the driver; CUDA does not work then.
+        forked: True if this process was forked from the process that opened the driver; CUDA does not work then.
     """
 
     if TYPE_CHECKING:
@@ -161,7 +161,7 @@ class Driver:
     def instant(self, name: str) -> Callable[..., int]:
         """Return a function that never waits, for use in every step: it takes ctypes objects and returns CUDA's status.
 
-        It keeps the interpreter's lock, because releasing the lock takes longer than the function.
+        The function keeps the interpreter's lock, because releasing the lock takes longer than the call.
         """
         if isinstance(self._library, ctypes.CDLL):
             return ctypes.PyDLL(CUDA_DRIVER, handle=self._library._handle)[name]
@@ -189,7 +189,7 @@ class Driver:
 
     @contextlib.contextmanager
     def beside_records(self) -> Iterator[None]:
-        """Return a context in which calls neither fail because other threads are recording, nor break their records."""
+        """Return a context in which calls do not fail while a second thread records, and do not break its record."""
         mode = c_int(RELAXED)
         try:
             self.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
@@ -197,11 +197,11 @@ class Driver:
         finally:
             try:
                 self._leave_relaxed(mode)
-            finally:  # again, in case Ctrl-C prevented the first call
+            finally:  # call it a second time, in case Ctrl-C prevented the first call
                 self._leave_relaxed(mode)
 
     def _leave_relaxed(self, before: c_int) -> None:
-        """Restore the previous capture mode, unless that mode is RELAXED: it then was, or is again, the current one."""
+        """Restore the capture mode `before`; do nothing if it is RELAXED, as it is in the second of two calls."""
         if before.value != RELAXED:
             self.quietly("cuThreadExchangeStreamCaptureMode", ctypes.byref(before))
 
@@ -209,7 +209,7 @@ class Driver:
         """Raise a clear error in a forked process, in which the driver would hang, crash or say "not initialized".
 
         Raises:
-            BackendError: this process is a fork of the one that opened the driver.
+            BackendError: this process is a fork of the process that opened the driver.
         """
         if self.forked:
             raise BackendError(
@@ -226,13 +226,13 @@ def _after_fork() -> None:
         driver.forked = True
 
 
-if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(after_in_child=_after_fork)
 
 
 def _function(library: Any, name: str) -> Callable[..., int]:
-    """Return a function with its signature, as a new prototype: settings of other users of the library do
-    not change.
+    """Return a function of the library with its signature, as a new prototype, so that other users of the library keep
+    their settings.
     """
     try:
         if isinstance(library, ctypes.CDLL):

@@ -24,7 +24,7 @@ STORED: dict[str, np.dtype[Any]] = {
 }
 """NumPy type in which values of each type are stored; bfloat16 and float8e4m3fn as their bits."""
 LARGEST = {"int8": 127, "float8e4m3fn": 448}
-"""Largest value that the types of codes have here: int8 is symmetric, so -128 is not used."""
+"""Largest value of each type that rounded weights have; int8 is used symmetrically, without -128."""
 
 
 def stored_type(name: str) -> np.dtype[Any]:
@@ -49,7 +49,7 @@ def to_float32(stored: Array, name: str) -> Floats:
 def from_float32(values: Floats, name: str) -> Array:
     """Convert float32 values to a stored type, rounded to nearest, ties to even: 1.0 as bfloat16 is 0x3F80.
 
-    Values beyond the `LARGEST` of a type become that.
+    Values beyond the largest value of a type in `LARGEST` become that value.
 
     Example:
         >>> [hex(bits) for bits in from_float32(np.float32([1, -2]), "bfloat16")]
@@ -62,7 +62,7 @@ def from_float32(values: Floats, name: str) -> Array:
     if name == "float8e4m3fn":
         sizes = np.abs(values)
         bits = sizes.view(np.uint32)
-        # from float32's exponent bias of 127 to one of 7; below the smallest normal number, steps of 1 / 512
+        # change float32's exponent bias of 127 to 7; below the smallest normal number, codes count steps of 1 / 512
         codes = (bits + 0x7FFFF + (bits >> 20 & 1) >> 20) - (120 << 3)
         codes = np.where(sizes < 2**-6, np.rint(sizes * 512), codes).astype(np.uint8)
         return codes | np.signbit(values) * np.uint8(128)

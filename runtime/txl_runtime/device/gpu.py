@@ -1,4 +1,4 @@
-"""The GPU of this machine: a check without CUDA that there is one, and its name from CUDA's driver.
+"""Functions that find out whether this machine has a GPU, without CUDA, and the GPU's name, from CUDA's driver.
 
 Every load of a bundle runs this check, also on a CPU; the driver's library is opened only when it is needed.
 """
@@ -36,7 +36,7 @@ def gpu_name() -> str | None:
 
 
 def gpu_model() -> str | None:
-    """Return `gpu_name` and the GPU's size, e.g. "Orin, SM 87, 8 multiprocessors": one name may have several sizes."""
+    """Return `gpu_name` and the GPU's size, e.g. "Orin, SM 87, 8 multiprocessors": the same name has several sizes."""
     name = gpu_name()
     return name and f"{name}, {device_number(open_driver(), 0, MULTIPROCESSORS)} multiprocessors"
 

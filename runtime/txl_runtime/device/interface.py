@@ -36,8 +36,8 @@ class Executable(Protocol):
     recordable: bool
 
     def prepare(self, addresses: Mapping[str, int], queue: Queue) -> Launch:
-        """Bind the program to addresses for good, and return its launch; launches of different addresses
-        may alternate.
+        """Bind the program to addresses for good, and return a function that launches it. Functions of different
+        addresses may be called in turns.
         """
 
 
@@ -76,5 +76,5 @@ def check_addresses(executable: Executable, addresses: Mapping[str, int]) -> Non
 
 
 def host_address(array: NDArray[Any]) -> int:
-    """Return the address of an array's data. For example, 140245301862400, as `array.ctypes.data` has it."""
+    """Return the address of an array's first byte in host memory, as `array.ctypes.data` gives it."""
     return int(array.ctypes.data)

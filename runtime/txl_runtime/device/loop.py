@@ -27,7 +27,7 @@ from txl_runtime.streaming.state import Initial
 from txl_runtime.types import Array, Floats, Ids
 
 SHORTCUTS = {"last": 1, "next": 1, "score": 2}
-"""Kinds of programs whose first output is the wanted result, and how many of the axes [b, T] it has: 1 for [b, V]."""
+"""Kinds of programs whose first output is the wanted result, and how many of the axes [b, T] that output has."""
 Key = tuple[Want, int, int, int, Shapes]
 """A kind of segment: (wanted result, length, number of sequences b, side that is read, the states' shapes there)."""
 
@@ -45,7 +45,7 @@ class _Route:
         counts: pairs (staged array, counters to copy there).
         parts: parts of all results by name, the main result first.
         asked: names of the results that are fetched together with the step.
-        step: the step to put into the queue; None if it must be chosen again.
+        step: the step to put into the queue; None if a step must be chosen again.
         rows: the softmax's feature rows [b, T, F], if they are fetched together with the step.
         best: the best words, for a program "next".
     """
@@ -75,7 +75,7 @@ class _Pending(SegmentResult):
         self._output, self._table = loop.output, loop.manifest.outputs
 
     def rows(self) -> Floats:
-        """See `loop.Result`."""
+        """Return the feature rows; see `loop.Result.rows`."""
         self._loop.finish()
         if self._rows is None:
             features = self._loop.manifest.logprobs
@@ -84,22 +84,22 @@ class _Pending(SegmentResult):
         return self._rows
 
     def given(self) -> dict[str, Array]:
-        """See `SegmentResult`."""
+        """Return the outputs that the program returned; see `SegmentResult.given`."""
         arrays = self._bring(self._route.parts)
         self._loop.finish()  # wait for the copies that `_bring` put into the queue
         return arrays
 
     def last(self) -> Floats:
-        """See `loop.Result`."""
+        """Return each sequence's last row; see `loop.Result.last`."""
         return self._first() if self._route.kind in ("last", "next") else super().last()
 
     def parts(self) -> BestWords | None:
-        """See `loop.Result`."""
+        """Return the best words, or None; see `loop.Result.parts`."""
         self._loop.finish()
         return self._route.best
 
     def nll(self) -> Floats:
-        """See `loop.Result`."""
+        """Return negative log-likelihoods; see `loop.Result.nll`."""
         return self._first() if self._route.kind == "score" else super().nll()
 
     def _first(self) -> Array:
@@ -107,7 +107,7 @@ class _Pending(SegmentResult):
         return self._bring((name,))[name]
 
     def _bring(self, names: Collection[str]) -> dict[str, Array]:
-        """Wait for the segment; return its results by name, at least the ones in `names`."""
+        """Wait for the segment; return its results by name, at least the results in `names`."""
         loop, route = self._loop, self._route
         loop.finish()
         for name in names:
@@ -171,7 +171,7 @@ class DeviceLoop(LoopState):
 
     @property
     def recorded(self) -> dict[str, str]:
-        """By program and side: "recorded", or the reason why the steps are not recorded."""
+        """The status of each call's records, by program and side: "recorded", or why its steps are not recorded."""
         return {f"{name}, side {side}": call.recording.said for (name, side), call in self._calls.items()}
 
     def finish(self) -> None:
@@ -182,7 +182,7 @@ class DeviceLoop(LoopState):
             self._settled(program)
 
     def run(self, inputs: Mapping[str, Array], counts: Ids, want: Want = "rows", commit: bool = True) -> SegmentResult:
-        """See `Loop`."""
+        """Run one segment; see `Loop.run`."""
         self.finish()  # the previous step uses the same staged inputs and results
         length, targets = self._programs.length_of(inputs), inputs.get("targets")
         if not self.count(counts):
@@ -205,7 +205,7 @@ class DeviceLoop(LoopState):
                 step()
             if growing is not None:
                 growing.shapes[1 - side] = route.after
-            if commit:  # does what `commit` does, without taking the lock a second time
+            if commit:  # do what `commit` does, without taking the lock a second time
                 self.counters.advance(self._batch, self._spill)
             else:
                 self._tried, self._computed = (inputs, len(counts)), self._batch
@@ -246,7 +246,8 @@ class DeviceLoop(LoopState):
     def _wanted(self, program: Program, parts: Mapping[str, Part]) -> frozenset[str]:
         """Return the names of the results to fetch together with the first step.
 
-        For a program "step" there are none: it returns all outputs, and only reading them shows which are needed.
+        For a program "step" the set is empty: the program returns all outputs, and the caller's reads show which are
+        needed.
         """
         if program.kind == "step":
             return frozenset()
@@ -275,7 +276,7 @@ class DeviceLoop(LoopState):
         return step
 
     def _staged(self, call: DeviceCall) -> tuple[tuple[Array, Array], ...]:
-        """Return pairs (staged array, counters to copy there) of a program; one pair if it reads all counters."""
+        """Return pairs (staged array, counters to copy there) of a call; one pair if the program reads all counters."""
         read = [name for name in self.counts if name in call.inputs.host]
         if len(read) == len(self.counters.read):
             return ((call.inputs.rows(read[0], len(read)), self.counters.read),)

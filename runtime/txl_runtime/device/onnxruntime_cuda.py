@@ -97,7 +97,7 @@ class OrtSessions:
     Args:
         ort: the module onnxruntime.
         bundle: the bundle of the programs, whose folder holds the weights.
-        providers: ONNX Runtime's providers; the first one, with its settings, is required.
+        providers: ONNX Runtime's providers; the first provider, with its settings, is required.
         place: kind of memory to which programs will be bound: "cuda"; in tests "cpu".
         missed: a message about CUDA libraries that could not be loaded; "" if all were loaded.
     """
@@ -182,7 +182,7 @@ class OrtSessions:
         options.log_severity_level = ERROR
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         options.add_session_config_entry(WEIGHTS_FOLDER, os.fsencode(self._bundle.folder.place))
-        # No fallback: it would print to the terminal and try again on the CPU.
+        # A fallback would print to the terminal and try again on the CPU.
         arguments = {"providers": [*self._providers], "enable_fallback": False}
         try:
             return self._ort.InferenceSession(graph, options, **arguments)
@@ -192,7 +192,7 @@ class OrtSessions:
         return self._ort.InferenceSession(graph, options, **arguments, disabled_optimizers=[f"{UNFIT_FUSION}Fusion"])
 
     def _requirements(self, cudnn: bool = False) -> str:
-        """Return the libraries that the CUDA provider needs (or cuDNN alone) and advice, if it does not start."""
+        """Return a message for a provider that did not start: the libraries it needs (or only cuDNN), and advice."""
         major = str(getattr(self._ort, "cuda_version", "") or "").partition(".")[0]
         if cudnn:
             return (
@@ -260,8 +260,8 @@ def preload_libraries(ort: Any) -> str:
     """
     places = pip_folders()
     lines: list[str] = []
-    # ONNX Runtime's own folder comes first, because pip installs its extras beside it. A loaded library is found by
-    # name in later calls, so the messages of the last call are about libraries that are in no folder.
+    # ONNX Runtime's own folder comes first, because pip installs the extras beside it. Later calls find a loaded
+    # library by its name, so the messages of the last call are about libraries that are in no folder.
     for folders in ([""], *places):
         for folder in folders:
             lines = _preloaded(ort, folder, [line for line in lines if os.sep in line])

@@ -105,7 +105,7 @@ class DevicePlacement(Placement):
 
     @abstractmethod
     def _pieces(self, shapes: Shapes) -> Collection[StridedPieces]:
-        """Return the places of the states in a block, if they have these shapes."""
+        """Return the places in a block of states that have these shapes."""
 
     def addresses(self, program: Program, side: int) -> tuple[Addresses, Addresses]:
         """Return the addresses of a program's state inputs and outputs by name, when the sequences are on `side`."""
@@ -178,7 +178,7 @@ class DevicePlacement(Placement):
         return block.address
 
     def _fetch(self, side: int, row: int, parts: Mapping[str, StridedPieces]) -> dict[str, Array]:
-        """Return copies of a sequence's parts on the host."""
+        """Return copies on the host of one sequence's parts of the states, by name."""
         arrays = {name: np.empty(pieces.shape, pieces.dtype) for name, pieces in parts.items()}
         with self._tail:
             for name, pieces in parts.items():
@@ -188,7 +188,7 @@ class DevicePlacement(Placement):
         return arrays
 
     def _send(self, side: int, row: int, parts: Mapping[str, StridedPieces], tensors: Arrays) -> None:
-        """Write a sequence's parts from the host."""
+        """Copy one sequence's parts of the states from the host to the device."""
         arrays = {name: np.ascontiguousarray(tensors[name], pieces.dtype) for name, pieces in parts.items()}
         with self._tail:
             for name, pieces in parts.items():
@@ -209,7 +209,7 @@ class DevicePlacement(Placement):
 
 
 class Replaced(DevicePlacement):
-    """Two blocks: a step reads one and writes the other, the next step the reverse. A state may be absent or grow.
+    """States in two blocks, which steps read and write in turns. A state may be absent before the first step, or grow.
 
     A state without an axis of sequences is shared: it is reset only if all sequences are cleared or a state is put.
     """
@@ -341,7 +341,7 @@ class Ring(Rolled):
             self._blocks.append(self._allocate())  # a second block, from which `reorder` copies rows back
 
     def reorder(self, rows: Indices, side: int) -> None:
-        """See `Placement`. Sequences that move are first copied to a second block, because two may exchange places."""
+        """See `Placement`. Sequences that move are first copied to a second block, because two may exchange rows."""
         moves, pieces = [(row, old) for row, old in enumerate(rows.tolist()) if row != old], self._part
         self.prepare_reorder(rows)
         with self._tail:

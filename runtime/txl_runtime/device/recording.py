@@ -17,7 +17,7 @@ MOST_FAILURES = 3
 
 
 class Recording:
-    """The records of one call.
+    """The records of one call's work.
 
     Attributes:
         possible: False if the work cannot be recorded; True until this is known.
@@ -37,7 +37,7 @@ class Recording:
             self.said, self._failures = str(error), self._failures + 1
             if self._failures == MOST_FAILURES:
                 self.possible = False
-                # not the error object, which would keep the work alive
+                # log the text, not the error object, which would keep the work alive
                 logger.warning("%s runs without being recorded: %s", name, self.said)
             return None
         self.said = "recorded"

@@ -59,7 +59,7 @@ class Staging:
     def bring(self, part: Part) -> Array:
         """Return a copy of a part of a result after its step is done; `open_buffers` must be called before the step.
 
-        For example, "last_logprobs" float32 [4, 256].
+        For example, the part [:4] of a result float32 [8, 256] is returned as float32 [4, 256].
 
         Raises:
             BackendError: CUDA failed.

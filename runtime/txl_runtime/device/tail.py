@@ -1,4 +1,4 @@
-"""The end of a loop's work in the queue. After waiting for it, memory that the work uses may be changed or freed."""
+"""The end of a loop's work in the queue; whoever waits for it may then change or free memory that the work uses."""
 
 from __future__ import annotations
 
@@ -53,8 +53,9 @@ class Tail:
     def drain(self) -> None:
         """Wait as `wait` does, but take no lock and ignore failures. Finalizers call this.
 
-        It waits for the event and not for the queue, because the queue may be recording, even in this thread. The
-        thread may be inside the device's context, so this method does not restore a context that Ctrl-C left behind.
+        The method waits for the event and not for the queue, because the queue may be recording, even in this thread.
+        The thread may be inside the device's context, so this method does not restore a context that Ctrl-C left
+        behind.
         """
         if self._unmarked or self._marked:
             with contextlib.suppress(Exception), self._draining:

@@ -123,7 +123,7 @@ class Form(Struct, frozen=True):
 
     Attributes:
         sizes: indices of the inputs whose numbers decide the sizes of results.
-        inputs: for each input, whether it is required; further inputs, if allowed, are like the last one.
+        inputs: for each input, whether it is required; further inputs, if allowed, are like the last input.
         most_inputs: maximum number of inputs.
         most_results: maximum number of results.
         attributes: type letter of each attribute, by name, as in the table above.
@@ -191,4 +191,4 @@ def _read(text: str) -> dict[str, Form]:
 
 
 FORMS: dict[str, dict[str, Form]] = {"": _read(_STANDARD), MICROSOFT: _read(_MICROSOFT)}
-"""The table, by domain and operator. It is plain data: readers in other languages get `msgspec.json.encode(FORMS)`."""
+"""The table as plain data, by domain and operator; readers in other languages get `msgspec.json.encode(FORMS)`."""

@@ -3,8 +3,8 @@
 An ONNX file consists of nested protocol buffers. The check requires that operators and attributes are on a closed list
 (`forms`), that parameters are in the bundle's weight file, and that constants have only one encoding, with numbers in
 the range of their type. Sizes must follow from shapes and constants: `Expand(x, Shape(y))` is allowed, `Expand(x, y)`
-is not. So all steps of the same sizes take the same memory, and `load(trial=True)` can try one of them. Time and memory
-of the check are linear in the file's size. All other faults are left to the engine.
+is not. So all steps of the same sizes take the same memory, and `load(trial=True)` can try one such step. Time and
+memory of the check are linear in the file's size. All other faults are left to the engine.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ VALUE, TYPE, TENSOR_TYPE, SHAPE = table("1b 2b 3b"), table("1b 6b"), table("1v 2
 SIZE, PAIR, OPSET = table("1v 2b 3b"), table("1b 2b"), table("1b 2v")
 """Fields that each message of an ONNX file may have, by ONNX's field numbers; all other fields are refused."""
 KINDS = {"b": (2, 3), "f": (1, 2), "i": (2, 3), "s": (3, 4), "t": (4, 5), "F": (6, 7), "I": (7, 8)}
-"""For each attribute type: (ONNX's number of the type, number of the field that holds the value)."""
+"""Pairs (ONNX's number of an attribute type, number of the field that holds the value), by the type's letter."""
 FIELDS = {1: 4, 11: 10, 7: 7, 12: 11, 13: 11}
 """Number of the field that holds a tensor's numbers if they are not raw, by ONNX's type number; 5 for other types."""
 RANGES = {2: (0, 2**8), 3: (-(2**7), 2**7), 4: (0, 2**16), 5: (-(2**15), 2**15), 6: (-(2**31), 2**31), 9: (0, 2)}
@@ -62,8 +62,8 @@ class Value(NamedTuple):
         fixed: whether the numbers follow from shapes and constants.
         constant: ONNX's type number, if the value is a constant in the file; else 0.
         dims: the sizes, if the value is a constant, or a Cast, DequantizeLinear or Identity of a constant.
-        numbers: the numbers, if the value is an integer constant in the graph, or a `SAME` operator's result of one;
-            else None.
+        numbers: the numbers, if the value is an integer constant in the graph, or a `SAME` operator's result of such a
+            constant; else None.
     """
 
     fixed: bool
@@ -75,7 +75,7 @@ class Value(NamedTuple):
 def check_graph(
     data: bytes, where: str, program: Program, manifest: Manifest, advice: str = "export the model again"
 ) -> Walk:
-    """Check a program's graph.
+    """Check that a program's graph obeys the rules in the module's description.
 
     Args:
         data: the content of the graph's file.
@@ -117,7 +117,7 @@ def _check_opset(imports: dict[str, int], program: Program, manifest: Manifest) 
 
 
 _fields: Callable[[bytes, Table, str], list[tuple[int, Any]]] = (
-    fields  # typed as Any, because a field's table decides whether its value is a number or bytes
+    fields  # values are typed as Any, because a field's table decides whether its value is a number or bytes
 )
 
 
@@ -181,8 +181,9 @@ class Walk:
     def parameters(self, content: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
         """Return the graph's parameters as views of the weight file's content, uint8 [bytes].
 
-        Two kinds of parameters are left out: those whose type NumPy lacks, which the engine reads itself, and those
-        that lie beyond the end of the content. For example, a float32 parameter [2, 3] is a view of 24 bytes.
+        Two kinds of parameters are left out: parameters whose type NumPy lacks, which the engine reads itself, and
+        parameters that lie beyond the end of the content. For example, a float32 parameter [2, 3] is a view of 24
+        bytes.
         """
         arrays: dict[str, NDArray[Any]] = {}
         for name, first in self.outside.items():
@@ -296,7 +297,7 @@ class Walk:
             name, type_, value = self._attributes[entry]
             if name in values or name not in allowed or KINDS[allowed[name]][0] != type_:
                 raise RefusedError(f"the attribute {name[:60]!a} of {op}", "those that are its own, each once")
-            if allowed[name] == "b" and value not in (0, 1):  # operators differ in whether they treat 2 as true
+            if allowed[name] == "b" and value not in (0, 1):  # some operators treat 2 as true, and some do not
                 raise RefusedError(f"{value} as {name} of {op}", "0 or 1")
             if type_ in (2, 7) and op not in ("Constant", "Shape"):  # an engine may truncate larger numbers to 32 bits
                 numbers = value if type_ == 7 else [value]
@@ -376,7 +377,7 @@ class Walk:
     def _inside(
         self, name: str, kind: int, length: int, raw: bytes | None, parts: list[Any]
     ) -> tuple[bool, NDArray[Any] | None]:
-        """Return (True if the graph holds exactly the constant's numbers, the numbers if integers, else None)."""
+        """Return (True if the graph holds exactly the constant's numbers, the numbers of an integer type or None)."""
         if raw is not None:
             # a bool of value 2 is undefined in C++: it may act as true and as false
             if kind == 9 and raw.strip(b"\0\1"):
@@ -397,7 +398,7 @@ class Walk:
         return whole, np.array(listed, np.int64) if kind in DTYPES else None
 
     def _outside(self, places: list[bytes], length: int) -> int | None:
-        """Return the offset of a constant in the weight file, in bytes; None if it is no valid range of that file."""
+        """Return the offset of a constant in the weight file, in bytes; None if its range is not in that file."""
         facts = dict[str, str]()
         for entry in places:
             if entry not in self._pairs:
@@ -436,7 +437,7 @@ def _returned(op: str, form: Form, inputs: Sequence[Value | None], attributes: M
         _check_blocks(there, attributes)
     if op in ("Conv", "ConvTranspose") and len(there) > 2:
         _check_bias(op, there[1].dims, there[2].dims, attributes)
-    # with an Add after it, ONNX Runtime up to 1.25 reads beyond the bias
+    # if the weights of a MatMulInteger are computed and an Add follows, ONNX Runtime up to 1.25 reads beyond the bias
     if op == "MatMulInteger" and not there[1].constant:
         raise RefusedError("weights that are computed", "a constant")
     if op == "NonZero" and not there[0].fixed:  # the size of the result is the number of values other than 0
@@ -468,7 +469,7 @@ def _check_divisor(value: Value) -> None:
 
 
 def _check_bias(op: str, weight: tuple[int, ...], bias: tuple[int, ...], attributes: Mapping[str, Any]) -> None:
-    """Refuse a bias that does not have one number per channel: ONNX Runtime up to 1.25 reads beyond its end."""
+    """Refuse a bias that does not have one number per channel: ONNX Runtime up to 1.25 reads beyond a shorter bias."""
     channels = weight[1:2] if op == "ConvTranspose" else weight[:1]
     if not channels or bias != (channels[0] * (int(attributes.get("group", 1)) if op == "ConvTranspose" else 1),):
         raise RefusedError(f"a bias of {bias} for weights of {weight}", "constants, with a number for each channel")

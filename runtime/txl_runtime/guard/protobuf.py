@@ -13,11 +13,11 @@ from typing import TypeAlias
 VARINT, BYTES, FIXED32, FIXED64 = 0, 2, 5, 1
 """Kinds of fields: the numbers of protocol buffers' wire types."""
 Table: TypeAlias = dict[int, tuple[int, int, int]]
-"""For each allowed tag: (the field's number, its kind, a bit of its own if it may occur only once, else 0)."""
+"""The allowed tags, each with (the field's number, its kind, a bit of its own if it may occur only once, else 0)."""
 
 
 class RefusedError(Exception):
-    """A file breaks a rule; the arguments are what was found and what was expected."""
+    """An error: a file breaks a rule. The arguments are two texts: the found content, and the expected content."""
 
 
 def table(once: str = "", many: str = "") -> Table:
@@ -90,7 +90,7 @@ def message(found: Iterable[tuple[int, int | bytes]]) -> bytes:
 
 
 def varint(message: bytes, at: int) -> tuple[int, int]:
-    """Read an integer of at most 64 bits, in its shortest form, at index `at`; return it and the index after it."""
+    """Read an integer of at most 64 bits, in its shortest form, at index `at`; return (integer, index after it)."""
     value = shift = 0
     while True:
         byte = message[at]

@@ -26,7 +26,7 @@ class Engine(Protocol):
     least_rows: int
 
     def bind(self, program: Program, inputs: Arrays, outputs: Arrays) -> Call:
-        """Bind a program to C-contiguous arrays of the program's shapes and dtypes, and return the call.
+        """Bind a program to C-contiguous arrays of its shapes and dtypes, and return a function that runs the program.
 
         Arrays of a softmax program may have any number of rows. Outputs must not overlap inputs, except for the state
         of a ring, which is one array for both. For example, inputs {"ids": [4, 1]} and outputs {"logprobs":

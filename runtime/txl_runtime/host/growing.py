@@ -85,7 +85,7 @@ class Growing(Replaced):
         return self._starts[state.name] if same else np.zeros((), array.dtype)
 
     def _set(self, shapes: Shapes, side: int) -> dict[str, Array]:
-        """Return the arrays of these shapes to which programs are bound; they are made once."""
+        """Return the arrays of these shapes to which programs are bound; each set of arrays is made once."""
         if (shapes, side) not in self._sets:
             there = ((state, shape) for state, shape in zip(self._states, shapes, strict=True) if shape is not None)
             self._sets[shapes, side] = {state.name: self._array(state, shape, side) for state, shape in there}

@@ -30,7 +30,7 @@ PROCESS = Path("/proc/self")
 PART = 2**30
 """Number of bytes whose pages are inspected together, 1 GiB: a multiple of every size of large pages."""
 LAST = 2**64
-"""An address above all real ones, which ends a search."""
+"""An address above all real addresses, which ends a search."""
 COLLAPSE = 25
 """The number of MADV_COLLAPSE, which Linux has since 6.1; an older kernel refuses it."""
 
@@ -47,7 +47,7 @@ def in_huge_pages() -> Iterator[None]:
     """
     try:
         size, before = _size(), _anonymous()
-    except (OSError, ValueError):  # not Linux, a kernel without large pages, or a container that hides these files
+    except (OSError, ValueError):  # this is not Linux, its kernel has no large pages, or a container hides these files
         size, before = 0, []
     yield
     if not size:

@@ -1,9 +1,9 @@
 """Removal of the masks of idle sequences from a checked graph; the loop on the CPU keeps idle states instead.
 
-In a graph, `Where(Reshape(valid > 0), new, old)` at each state's output returns an idle sequence's state unchanged. It
-copies every state in every step, although sequences are seldom idle. Without the mask, the node that computes `new`
-writes the output, and the loop copies the old state of idle sequences. A mask of a different form is not removed, nor
-is a mask whose result is read by a node. Nothing else in the graph changes.
+In a graph, `Where(Reshape(valid > 0), new, old)` at each state's output returns an idle sequence's state unchanged. The
+mask copies every state in every step, although sequences are seldom idle. Without the mask, the node that computes
+`new` writes the output, and the loop copies the old state of idle sequences. A mask of a different form is not removed,
+nor is a mask whose result is read by a node. Nothing else in the graph changes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from txl_runtime.guard.protobuf import fields, message
 BODY, NODES = 7, 1
 """Protocol-buffer field numbers: of the graph in a model, and of a node in a graph."""
 Made: TypeAlias = "Mapping[str, tuple[int, str, list[str]]]"
-"""For each value's name: (index of the node that returns it, its operator, names of its inputs)."""
+"""Triples (index of the node that returns a value, the node's operator, names of its inputs), by the value's name."""
 
 
 def without_idle_masks(graph: bytes, found: Walk, manifest: Manifest) -> tuple[bytes, frozenset[str]]:
@@ -41,7 +41,7 @@ def without_idle_masks(graph: bytes, found: Walk, manifest: Manifest) -> tuple[b
             spare.update(mask[1:])
     if not new:
         return graph, frozenset()
-    # nodes that read come after nodes that write, so this visits readers first
+    # a node that reads a value comes after the node that writes it, so this loop visits readers first
     for place in sorted(gone | spare, reverse=True):
         _, read, names = found.nodes[place]
         if place in gone or not any(reads[name] or name in found.returned for name in names):
@@ -88,7 +88,7 @@ def _mask(state: StateTensor, makers: Made, walk: Walk, valid: str) -> list[int]
 
 
 def _numbers(value: Value) -> list[int]:
-    """Return a constant's numbers; [] for the result of a node, even a constant one, whose type and axes may differ."""
+    """Return a constant's numbers; [] for a node's result, even a constant result, whose type and axes may differ."""
     return value.numbers.tolist() if value.constant and value.numbers is not None else []
 
 

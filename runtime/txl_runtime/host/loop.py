@@ -5,8 +5,8 @@ sides (`placements`); its axis of sequences is not the first; a sequence is idle
 the graph (`idle_masks`); or a segment wrote rows behind the last slot of a ring.
 
 If graphs leave the batch size open, a segment is computed up to the last sequence that is not idle. The sequences after
-it stay on their side. When such a sequence next runs together with one on the opposite side, it is first copied there:
-at most once for each time that it was left out.
+it stay on their side. When such a sequence next runs together with a sequence on the opposite side, it is first copied
+to that side: at most once for each time that it was left out.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Route(NamedTuple):
         call: function that runs the program.
         reads: (name, part, whole) for each input from the caller: `part` receives the input; `whole` is the array
             around it, which is zeroed, or None if both are the same.
-        behind: the results of sequences that are not computed.
+        behind: views of the results of sequences that are not computed; the loop sets them to 0.
         kept: (old, new) arrays, [B, ...] each, of the states in which the loop must restore idle sequences.
         rows, given: arguments of `SegmentResult`.
     """
@@ -92,7 +92,7 @@ class HostLoop(LoopState):
         self.clear(np.arange(manifest.batch_size))
 
     def run(self, inputs: Mapping[str, Array], counts: Ids, want: Want = "rows", commit: bool = True) -> SegmentResult:
-        """See `Loop`. The result's arrays are views of the program's outputs."""
+        """Run one segment; see `Loop.run`. The result's arrays are views of the program's outputs."""
         length, targets, rows = self._programs.length_of(inputs), inputs.get("targets"), self.count(counts)
         if not rows:
             return idle_result(self._manifest, self.output, self._width, counts, length, targets)
@@ -160,7 +160,7 @@ class HostLoop(LoopState):
             if rows < b and entry.name in returned and entry.axes.batch is not None
         )
         call = self._calls.get((program.name, side, rows)) or self._bind(program, side, rows)
-        names = self._engine.kept(program) if rows > 1 else ()  # the one computed sequence is never idle
+        names = self._engine.kept(program) if rows > 1 else ()  # a sequence that is computed alone is not idle
         pairs = tuple(pair for placement in self.placements for pair in placement.kept(names, side) if names)
         if len(self._routes) > 4096:  # a state that grows by a row per step has a new shape in every step
             self._routes.clear()
@@ -168,7 +168,7 @@ class HostLoop(LoopState):
         return self._routes[key]
 
     def _exchanged(self, program: Program) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Return a program's arrays, by name: (inputs except states and counters, outputs except states)."""
+        """Return (arrays of inputs except states and counters, arrays of outputs except states) of a program."""
         if program.name not in self._arrays:
             states = self._manifest.states_of(program.update)
             carried = {name for state in states for name in (state.input, state.output)} | self.counts.keys()

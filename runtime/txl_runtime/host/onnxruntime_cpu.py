@@ -25,8 +25,8 @@ from txl_runtime.types import Arrays, Call
 from txl_runtime.update_rules import wanted_version
 
 SMALL = 2**18
-"""Maximum number of products per row of a softmax that runs on one thread: 0.1 ms for 64 rows, and no second thread
-pool.
+"""Maximum number of products per row of a softmax that runs on one thread. Such a softmax takes 0.1 ms for 64 rows, and
+needs no second pool of threads.
 """
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 
@@ -65,7 +65,7 @@ class OnnxRuntimeCpu(Engine):
         self._takes_bytes = tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (1, 21)
         self._bundle, self._threads, self._lean, self._forms = bundle, threads, lean, forms
         self._small_softmax = bundle.manifest.softmax_products <= SMALL
-        # If lean, all sessions share one mapping of the weight file; otherwise each session would map the file.
+        # With `lean`, all sessions share one mapping of the weight file; otherwise each session would map the file.
         weights = bundle.file(bundle.manifest.weights)
         self._mapping = _map(weights) if lean else None
         self._shared: list[Any] = []  # keeps alive the values that sessions read
@@ -108,7 +108,7 @@ class OnnxRuntimeCpu(Engine):
         return dict(zip(names, results, strict=True))
 
     def release_pages(self) -> None:
-        """See `Engine`; only a lean engine has mapped pages."""
+        """Release the mapped pages of the weight file, which only a lean engine has."""
         if self._mapping is not None and hasattr(mmap, "MADV_DONTNEED"):  # Windows has no MADV_DONTNEED
             self._mapping.madvise(mmap.MADV_DONTNEED)
 
@@ -126,9 +126,9 @@ class OnnxRuntimeCpu(Engine):
         elif self._threads is not None:
             options.intra_op_num_threads = self._threads
         # An arena makes a decode step 8 % faster, but keeps the peak memory of a segment. That is worth it for the
-        # layers. For the softmax, it would keep memory for rows of the whole vocabulary.
+        # layers. For the softmax, an arena would keep memory for rows of the whole vocabulary.
         options.enable_cpu_mem_arena = program.kind in ("hidden", "step") and not self._lean
-        # Without this setting, ONNX Runtime only warns if a shape in the file differs from the inferred one.
+        # Without this setting, ONNX Runtime only warns if a shape in the file differs from the inferred shape.
         options.add_session_config_entry("session.strict_shape_type_inference", "1")
         # On x86 without VNNI, pairs of int8 products are summed in 16 bits, which 2 · 255 · 127 overflows. The setting
         # asks for an exact product. With VNNI the product is exact anyway, and the setting would make it take 2.2 times
@@ -177,14 +177,14 @@ class OnnxRuntimeCpu(Engine):
         return session
 
     def _parameters(self, walk: Walk) -> dict[str, NDArray[Any]]:
-        """Return the parameters that lean sessions share, as views of the mapped file; {} if not lean."""
+        """Return the parameters that lean sessions share, as views of the mapped file; {} without `lean`."""
         if self._mapping is None:
             return {}
         return walk.parameters(np.frombuffer(self._mapping, np.uint8))
 
     def _check(self, program: Program) -> None:
-        """Check that a session has the program's inputs and outputs; length and, with `open_batch`, batch
-        may be open.
+        """Check that a session has the program's inputs and outputs. In the session, the segment length may be open,
+        and with `open_batch` the batch size.
         """
         session = self._sessions[program.file]
         inputs, outputs = (

@@ -1,11 +1,11 @@
 """The states of a loop on the CPU: arrays that programs are bound to, one class for each placement.
 
-"replace" and "rolled" states have two sides, 0 and 1: every step reads the arrays of one side and writes those of the
-opposite side. A ring is one array, into which a step writes the segment's rows in place. `SequenceCounters` has the
+"replace" and "rolled" states have two sides, 0 and 1: every step reads the arrays of one side and writes the arrays of
+the opposite side. A ring is one array, into which a step writes the segment's rows in place. `SequenceCounters` has the
 fill and side of each sequence. Arrays have the programs' types; memory rows are returned as float32.
 
-To add a placement, write a class here and one in `device/placements.py`, add both to `PLACEMENTS`, and add the update
-rule to `bundle/tables.py` and `bundle/agreement.py`.
+To add a placement, write classes here and in `device/placements.py`, add them to `PLACEMENTS`, and add the update rule
+to `bundle/tables.py` and `bundle/agreement.py`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class HostPlacement(Placement):
         return ()
 
     def call(self, engine: Engine, program: Program, side: int, taken: Arrays, returned: Arrays) -> Call:
-        """Return a program's call if a step may change shapes; `taken` and `returned` are its other arrays.
+        """Return a function that runs a program whose states may change their shapes. The arrays of its inputs and
+        outputs besides states are `taken` and `returned`.
 
         For example, `taken` has {"ids": [4, 1]}, and `returned` {"logprobs": [4, 1, 256]}.
         """
@@ -64,7 +65,7 @@ class HostPlacement(Placement):
 
 
 class Replaced(HostPlacement):
-    """Two sets of arrays, the sides: a step reads one side and writes the opposite one, the next step the reverse.
+    """States in two sets of arrays, the sides: each step reads one side and writes the opposite side, in turns.
 
     A state without an axis of sequences is shared: it is reset only if all sequences are cleared or a state is put.
 
@@ -84,7 +85,7 @@ class Replaced(HostPlacement):
         for state, array in self._there(side):
             if state.output in outputs and state.batch_axis is not None:
                 pair = (np.moveaxis(one, state.batch_axis, 0) for one in (array, self.sides[1 - side][state.name]))
-                # a further axis, because an index into [B] would give a scalar
+                # add an axis, because an index into [B] would give a scalar
                 before, after = (one[..., None] for one in pair)
                 yield before, after
 
@@ -160,12 +161,12 @@ class Rolled(Replaced):
 
 
 class Ring(HostPlacement):
-    """Rings: one array for all tensors. Each tensor is both input and output of a program, which writes rows in place.
+    """Rings of all states in one array. Each state is both input and output of a program, which writes rows in place.
 
-    If a step writes behind the last slot, these rows are copied to the first slots: at most L rows, once per lap.
+    If a step writes rows behind the last slot, they are copied to the first slots: at most L rows, once per turn.
 
     Attributes:
-        all: [tensors, B, H, C, d_head] with C = slots + spill: one array, so that rows of all tensors move in one copy.
+        all: array of all states, [tensors, B, H, C, d_head] with C = slots + spill, whose rows move in one copy.
         tensors: views of `all` by state name, [B, H, C, d_head].
     """
 
@@ -182,7 +183,7 @@ class Ring(HostPlacement):
         return inputs, {state.output: self.tensors[state.name] for state in self._states}
 
     def spill(self, row: int, count: int) -> None:
-        rows = self.all[:, row]  # shape [tensors, H, C, d_head]
+        rows = self.all[:, row]  # one sequence's part of all states, [tensors, H, C, d_head]
         rows[:, :, :count] = rows[:, :, self._ring : self._ring + count]
 
     def take(self, row: int, fill: int, names: Collection[str] | None) -> dict[str, Array]:

@@ -1,4 +1,4 @@
-"""The softmax on the CPU, separate from the layers: a limited number of rows at a time, and only needed clusters."""
+"""The softmax on the CPU, which runs apart from the layers: for some rows at a time, and only for needed clusters."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class _Rows:
     """A softmax program for any number of rows; it is bound once for each number, to the first rows of shared arrays.
 
     A row's result does not depend on other rows: with at least `Engine.least_rows` rows, ONNX Runtime computes a row to
-    the same bits at any number of rows (tested); fewer rows are padded with older ones. So sequences stay independent
-    although they are computed together.
+    the same bits at any number of rows (tested); fewer rows are padded with rows of earlier calls. So sequences stay
+    independent although they are computed together.
     """
 
     KEPT = 8
-    """Maximum number of different row counts that stay bound; the oldest is dropped first."""
+    """Maximum number of different row counts that stay bound; the oldest count is dropped first."""
 
     def __init__(self, engine: Engine, program: Program) -> None:
         self._engine, self._program, self._least = engine, program, engine.least_rows
@@ -66,7 +66,7 @@ class SplitSoftmax(StreamSoftmax):
         self._tails = {c: _Rows(engine, programs[f"tail.{c}"]) for c in range(1, len(self.clusters))}
 
     def logprobs(self, features: Floats, out: Floats) -> None:
-        """See `StreamSoftmax`; at most `CHUNK` values at a time, so that a long result is not held twice."""
+        """See `StreamSoftmax`. Compute at most `CHUNK` values at a time, so that a long result is not held twice."""
         words, rows = self.clusters[0][1], max(1, CHUNK // self.clusters[-1][1])
         for start in range(0, len(features), rows):
             some, into = features[start : start + rows], out[start : start + rows]

@@ -1,7 +1,7 @@
 """Trials of a stranger's bundle on the CPU: each combination of sizes first runs in a process with limits.
 
 A combination is a program with the shapes of its arrays, e.g. `step` with tokens [2, 64] and a state [2, 8, 32]. A
-graph may take more memory or time than there is, or crash ONNX Runtime. Then only the limited process ends, and this
+graph may take more memory or time than there is, or crash ONNX Runtime. If so, only the limited process ends, and this
 process raises an error of one line.
 """
 
@@ -152,9 +152,9 @@ class TrialEngine(Engine):
         return answer
 
     def _check_declared(self) -> None:
-        """Raise BundleError if declared inputs and outputs are too large, before this process allocates them.
+        """Raise BundleError if the declared inputs and outputs are too large, before this process allocates them.
 
-        States that have rows from the beginning are among them.
+        Their size includes the states that have rows from the beginning.
         """
         manifest, most = self._bundle.manifest, self._bounds.memory
         for program in self._programs:
@@ -185,7 +185,7 @@ class TrialEngine(Engine):
 def key_of(program: Program, inputs: Arrays, outputs: Arrays | None) -> Key:
     """Return the key of a program together with the shapes of its arrays.
 
-    For example, two segments of [1, 5] have the same key, and one of [1, 6] has a different one.
+    For example, two segments of [1, 5] have the same key, and a segment of [1, 6] has a different key.
     """
     return program.name, tuple((name, array.shape) for name, array in [*inputs.items(), *(outputs or {}).items()])
 

@@ -1,8 +1,8 @@
 """The child process of a trial, which `sandbox.process.Bounded` starts and `trial.TrialEngine` asks.
 
-It opens a bundle's programs with the same engine as its parent, but on one thread. It runs combinations of sizes on
-zeros and on the states' first values. The check of graphs guarantees that sizes follow from shapes and constants alone,
-so zeros take the same memory as any other numbers.
+The child opens a bundle's programs with the same engine as its parent, but on one thread. It runs combinations of sizes
+on zeros and on the states' first values. The check of graphs guarantees that sizes follow only from shapes and
+constants, so zeros take the same memory as any other numbers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from txl_runtime.types import Array
 
 
 class Tensor(Struct, frozen=True):
-    """An array to allocate; without data it is zero."""
+    """An array for the child to allocate; if `data` is empty, all its values are 0."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -79,17 +79,17 @@ class Answer(Struct, frozen=True):
 Request: TypeAlias = Opening | Combination
 """A request from the parent process."""
 OLDEST = (1, 25)
-"""The first safe version of ONNX Runtime: in older ones, a reflecting `Pad` wider than its input returns foreign
-memory.
+"""The first safe version of ONNX Runtime. In older versions, a reflecting `Pad` that is wider than its input returns
+memory of other arrays.
 """
 OPENED: dict[str, tuple[Bundle, OnnxRuntimeCpu]] = {}
-"""The bundle and engine of this process, under the key ""."""
+"""The bundle and engine of this process, under the key ""; empty until the request `Opening` is answered."""
 STARTS: dict[str, Array] = {}
 """First values of the states, by the names of the inputs that read them."""
 
 
 def digest(manifest: Manifest) -> str:
-    """Return a SHA-256 of a manifest's content; this includes the hashes of all files."""
+    """Return a SHA-256 of a manifest's content, which includes the hashes of the bundle's files."""
     return hashlib.sha256(msgspec.json.encode(manifest)).hexdigest()
 
 

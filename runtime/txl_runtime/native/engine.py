@@ -1,7 +1,7 @@
 """The engine of the backend "native": the step in C with a bundle's weights.
 
-It runs the programs "hidden" of a ring, and those of the softmax, each as one C function. It does not read the
-programs' graphs: the manifest's config decides what is computed.
+The engine runs the programs "hidden" of a ring, and the programs of the softmax, each as one C function. It does not
+read the programs' graphs: the manifest's config decides what is computed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CACHES = ("fp32", "fp16", "int8")
 
 
 def unsupported(bundle: Bundle) -> str:
-    """Return why the step in C cannot run a bundle; "" if it can.
+    """Return the reason why the step in C cannot run a bundle; "" if it can.
 
     Raises:
         BundleError: the bundle is of a different family.
@@ -48,7 +48,7 @@ def unsupported(bundle: Bundle) -> str:
 
 
 class NativeEngine(Engine):
-    """A model of the step in C; see `Engine`.
+    """An engine that runs a bundle's model with the step in C; see `Engine`.
 
     Args:
         library: path of the compiled step.
@@ -82,10 +82,10 @@ class NativeEngine(Engine):
         self._model = self._c.txl_open(ctypes.byref(shape), threads)
         if not self._model:
             raise BackendError("backend native got no memory or threads; give fewer threads, or use backend cpu")
-        # Not at exit: a daemon thread may still be in a step, whose weights would go.
+        # The model is not closed at exit: a daemon thread may still be in a step, which needs the weights.
         finalize(self, self._c.txl_close, self._model).atexit = False
         layout.give(self)
-        self._tables = layout.tables  # which C reads where they are
+        self._tables = layout.tables  # C reads the tables in NumPy's memory, so this object keeps them
         instructions = self._c.txl_instructions().decode()
         weights = "bf16" if bf16 else bundle.manifest.precision
         self.description = f"a step in C ({instructions}, weights in {weights}, keys and values in {cache}) on the CPU"
@@ -103,7 +103,7 @@ class NativeEngine(Engine):
         )
         pointers = tuple(array.ctypes.data for array in (tokens, *counters))
         sizes, hidden = tokens.shape, result.ctypes.data
-        held = tokens, counters, states, result  # the call keeps alive what C writes to
+        held = tokens, counters, states, result  # the call keeps alive the arrays that C reads and writes
 
         def call(held: Any = held) -> None:
             self._c.txl_step(self._model, *sizes, *pointers, keys, values, hidden)
@@ -126,10 +126,10 @@ class NativeEngine(Engine):
         raise BackendError(f"program {program.name} leaves sizes open, expected one of a ring; use backend cpu")
 
     def release_pages(self) -> None:
-        """See `Engine`; no file is mapped."""
+        """Do nothing, because no file is memory-mapped."""
 
     def product(self, layer: int, which: int, matrix: Matrix | Blocks, bias: Floats | None) -> None:
-        """See `Taker`."""
+        """Take a layer's matrix; see `Taker.product`."""
         where = self._model, layer, which
         if isinstance(matrix, Blocks):
             values = matrix.codes, matrix.scales, matrix.zeros
@@ -143,11 +143,11 @@ class NativeEngine(Engine):
             self._done(self._c.txl_set_codes(*arguments, _at(matrix.scales), _at(bias)))
 
     def vector(self, layer: int, which: int, values: Array) -> None:
-        """See `Taker`."""
+        """Take a layer's vector; see `Taker.vector`."""
         self._done(self._c.txl_set_vector(self._model, layer, which, _at(values), values.size))
 
     def positions(self, layer: int, table: Floats, scores: Floats | None) -> None:
-        """See `Taker`."""
+        """Take a layer's table of positions; see `Taker.positions`."""
         self._done(self._c.txl_set_positions(self._model, layer, _at(table), _at(scores)))
 
     def cluster(
@@ -160,12 +160,12 @@ class NativeEngine(Engine):
         into: Floats | None,
         out_of: Floats | None,
     ) -> None:
-        """See `Taker`."""
+        """Take a cluster's embedding; see `Taker.cluster`."""
         sizes = self._model, number, first, last, width
         self._done(self._c.txl_set_cluster(*sizes, _at(table), _at(into), _at(out_of)))
 
     def softmax(self, number: int, words: Floats, bias: Floats | None) -> None:
-        """See `Taker`."""
+        """Take a cluster's softmax; see `Taker.softmax`."""
         self._done(self._c.txl_set_softmax(self._model, number, *words.shape, _at(words), _at(bias)))
 
     def _done(self, status: int) -> None:
@@ -174,16 +174,16 @@ class NativeEngine(Engine):
 
 
 class Taker(Protocol):
-    """Something that takes the weights of the step in C."""
+    """An object that receives the weights for the step in C, with a method for each kind of weight."""
 
     def product(self, layer: int, which: int, matrix: Matrix | Blocks, bias: Floats | None) -> None:
-        """Take a layer's matrix [in, out]: query, key and value (0), output (1), or of the feed-forward, 2 and 3.
+        """Take a layer's matrix [in, out]; `which`: 0 query, key and value, 1 output, 2 and 3 the feed-forward layer.
 
         With D 8, `which` 0 is [8, 24] if there are two heads of 4.
         """
 
     def vector(self, layer: int, which: int, values: Array) -> None:
-        """Take a vector of a layer, in the order of `source/model.h`; of layer n_layer, the final norm's.
+        """Take a layer's vector number `which`, as in `source/model.h`; layer n_layer has the final norm's vectors.
 
         With D 8, a norm's weight is [8].
         """
@@ -204,26 +204,26 @@ class Taker(Protocol):
         into: Floats | None,
         out_of: Floats | None,
     ) -> None:
-        """Take an embedding table [rows, width] and projections [D, width] of a cluster of words.
+        """Take a cluster's embedding table [rows, width], and its projections into and out of the layers, [D, width].
 
-        Words 100 … 299 with width 16 and D 64: [200, 16] and [64, 16].
+        For example, words 100 … 299 with width 16 and D 64 have a table [200, 16] and projections [64, 16].
         """
 
     def softmax(self, number: int, words: Floats, bias: Floats | None) -> None:
-        """Take the softmax of a cluster, [columns, width] and [columns].
+        """Take the rows of a cluster's words in the softmax, [columns, width], and their bias, [columns].
 
-        Words 100 … 299 with width 16: [200, 16] and [200].
+        For example, words 100 … 299 with width 16 have rows [200, 16] and a bias [200].
         """
 
 
 class Weights:
-    """A bundle's weights as the step in C asks for them.
+    """A bundle's weights in the form that the step in C takes.
 
     Attributes:
         tables: the embedding's tables, after they were passed to C.
 
     Raises:
-        BundleError: the tables of states and programs are not those of the config.
+        BundleError: the tables of states and programs contradict the config.
     """
 
     def __init__(self, bundle: Bundle) -> None:
@@ -233,10 +233,10 @@ class Weights:
         self._positions = [self._position_table(i) for i in range(self._config.n_layer)]
 
     def give(self, taker: Taker) -> None:
-        """Give all weights to a taker, once.
+        """Give all weights to a taker. Call this once.
 
         Raises:
-            BackendError: int8 has a form that the step does not take.
+            BackendError: a matrix in int8 has a form that the step does not take.
             BundleError: a tensor is missing or of a different shape.
         """
         self._give_layers(taker)
@@ -264,7 +264,7 @@ class Weights:
             )
 
     def shape(self, cache: int, bf16: bool, large_pages: bool) -> Shape:
-        """Return the sizes and choices of the model."""
+        """Return the sizes and choices of the model, as C reads them."""
         c, manifest, dialect = self._config, self._bundle.manifest, self._bundle.manifest.dialect
         state = manifest.states_of("ring")[0]
         return Shape(
@@ -342,7 +342,7 @@ class Weights:
         c, p = self._config, self._parameters
         several = len(c.clusters) > 1
         for number, (first, last) in enumerate(c.clusters):
-            own = number if c.div_val > 1 else 0  # the table and projection that the cluster's words have
+            own = number if c.div_val > 1 else 0  # number of the table and projection that the cluster's words have
             width, table = c.cluster_width(own), None
             if c.div_val > 1 or not number:
                 rows = last - first if c.div_val > 1 else c.vocab_size
@@ -353,7 +353,7 @@ class Weights:
             out_of = p.optional(f"softmax.projections.{number}", (c.d_model, width))
             out_of = into if out_of is None else out_of
             if width != c.d_model and into is None:
-                p.tensor(f"embedding.projections.{own}", (c.d_model, width))  # raises: it is needed
+                p.tensor(f"embedding.projections.{own}", (c.d_model, width))  # raises the error: this tensor is needed
             taker.cluster(number, first, last, width, table, None if table is None else into, out_of)
             words = p.optional(f"softmax.tables.{number}", (last - first, width))
             if words is None:

@@ -1,4 +1,4 @@
-"""The compiled step as a library: its functions, and the arguments that they take."""
+"""A function that loads a compiled step as a library, and the types of the arguments of the library's functions."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def open_library(path: Path, sha256: str = "") -> ctypes.CDLL:
         sha256: the hash that the code has to have; "" for any.
 
     Raises:
-        BackendError: the file is no library of this system, or one of a different version.
-        BundleError: it has a different hash.
+        BackendError: the file is no library of this system, or a step of a different version.
+        BundleError: the file has a different hash.
     """
     todo = "build it again with `txl-deploy build`"
     try:
@@ -72,8 +72,8 @@ def open_library(path: Path, sha256: str = "") -> ctypes.CDLL:
 def _loaded(code: bytes) -> ctypes.CDLL:
     """Load code from memory on Linux, elsewhere from a private copy.
 
-    From its own path a file could be replaced after its hash was checked, and the system takes a library of a path that
-    it has loaded for the same one. For this reason the file in memory stays open, too.
+    A file at its own path could be replaced between the check of its hash and the load. The system also takes a path
+    that it has loaded before for the same library, so the file in memory stays open and keeps its number.
     """
     if not hasattr(os, "memfd_create"):
         with tempfile.TemporaryDirectory(prefix="txl-native-") as folder:

@@ -1,7 +1,7 @@
 """The choice and opening of a bundle's compiled step, which is machine code.
 
-A user who names the backend runs the code in the bundle, as with any other engine. "auto" never does. It runs the copy
-that `txl-deploy build` left in this user's cache folder, if the bundle lists a step with the same hash.
+A user who names the backend runs the code in the bundle, as with any other engine. "auto" never runs that code. It runs
+the copy that `txl-deploy build` left in this user's cache folder, if the bundle lists a step with the same hash.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from txl_runtime.native.ring import ByteRing, HalfRing, NativeRing
 from txl_runtime.system import is_own
 
 STEP, SIDECAR = f"{NATIVE}step.so", f"{NATIVE}step.json"
-"""Names of the compiled step in a bundle, and of its facts."""
+"""Names of two files in a bundle: the compiled step, and the step's facts."""
 
 Instructions = Literal["avx512_bf16", "avx512", "avx2", "neon", "plain"]
 Cache = Literal["fp32", "fp16", "int8"]
 Weights = Literal["fp32", "bf16", "int8", "int4"]
 
 ORDER = ("fp32", "fp16", "bf16", "int8", "int4")
-"""Precisions from the narrowest limits in the ladder to the widest; a step is judged by the widest of its parts."""
+"""Precisions by their limits in the ladder, the narrowest first; a step's widest precision gives its limits."""
 RINGS: dict[Cache, type[NativeRing]] = {"fp32": NativeRing, "fp16": HalfRing, "int8": ByteRing}
 
 _AVX2 = ("avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe")
@@ -52,17 +52,17 @@ class NativeSidecar(Struct, frozen=True, kw_only=True):
     """The facts of a compiled step.
 
     Attributes:
-        instructions, platform: the instruction set and the system that it was compiled for: avx512, Linux-x86_64.
+        instructions, platform: instruction set and system that the step was compiled for, e.g. avx512, Linux-x86_64.
         precision: precision of the weights: the bundle's, or bf16 from fp32.
         cache: precision of keys, values and tables of positions.
         compiler: the first line of the compiler's own description.
-        weights: SHA-256 of the weight file that it was verified with.
+        weights: SHA-256 of the weight file that the step was verified with.
         sha256, bytes: hash and size of the library.
         seconds: duration of the compilation.
-        reached: the largest differences of the self-test, of log-probabilities and memory, where it was built.
+        reached: largest differences of log-probabilities and of memory in the self-test on the building machine.
         compared: the largest differences from ONNX Runtime, e.g. {"logprobs": 2e-6}.
-        verified_on: platform and instructions of a step of the same sources that was compared in place of this one,
-            which could not run there; "" if this one was.
+        verified_on: platform and instructions of a step of the same sources that was compared in place of this step,
+            because this step could not run on the building machine; "" if this step was compared.
     """
 
     format: Literal["txl-deploy.native"] = "txl-deploy.native"
@@ -87,7 +87,7 @@ def platform_name() -> str:
 
 
 def best_instructions() -> Instructions:
-    """Return the best of `FLAGS` that this processor has."""
+    """Return the best instructions in `FLAGS` that this processor has."""
     has = processor_flags()
     return next(name for name, flags in FLAGS.items() if has.issuperset(flags))
 
@@ -102,7 +102,7 @@ def kept_step(sha256: str) -> Path:
         BackendError: this user has no home folder.
     """
     cache_home = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    try:  # a relative one is to be ignored, as its specification says: it would be in a stranger's folder
+    try:  # XDG's specification says to ignore a relative path, which would lead into a stranger's folder
         home = Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
         cache = cache_home if cache_home.is_absolute() else home
     except RuntimeError:
@@ -126,7 +126,7 @@ def built_here(bundle: Bundle) -> Path | None:
 
 
 def missing(bundle: Bundle, update: str | None, lean: bool) -> str:
-    """Return why "auto" does not take the step, found without loading it; "" if it may."""
+    """Return the reason why "auto" does not take a bundle's step, found without loading it; "" if there is none."""
     todo = f"txl-deploy build {bundle.path} --target native"
     if STEP not in bundle.manifest.files:
         return f"the bundle has no compiled step, expected that of: {todo}"
@@ -141,8 +141,8 @@ def read_sidecar(bundle: Bundle) -> NativeSidecar:
     """Return the facts of a bundle's step.
 
     Raises:
-        BackendError: the bundle has none.
-        BundleError: they are unreadable, or not those of the listed step.
+        BackendError: the bundle has no step.
+        BundleError: the facts are unreadable, or are not of the step that the bundle lists.
     """
     todo = f"txl-deploy build {bundle.path} --target native"
     files = bundle.manifest.files
@@ -179,7 +179,7 @@ def open_native(
         update, threads, lean, large_pages: see `txl_runtime.load`.
 
     Raises:
-        BackendError: there is none, or it cannot run here or with these options.
+        BackendError: there is no step, or it cannot run here or with these options.
         BundleError: a file is altered.
     """
     sidecar = read_sidecar(bundle)
@@ -230,9 +230,9 @@ def open_step(
 
 
 def _cores() -> int:
-    """Return the number of physical cores that this process may run on; if that is unknown, of all processors."""
+    """Return the number of physical cores that this process may run on; of all processors if the cores are unknown."""
     try:
-        usable = os.sched_getaffinity(0)  # Linux
+        usable = os.sched_getaffinity(0)  # only Linux has this function
         shared = Path("/sys/devices/system/cpu")
         return len({(shared / f"cpu{number}/topology/thread_siblings_list").read_text() for number in usable})
     except (AttributeError, OSError):

@@ -30,7 +30,7 @@ class Matrix:
     scales: Floats | None = None
 
     def padded(self, axis: int, heads: int, width: int) -> Matrix:
-        """Return it with every `width` rows or columns of one head zero-padded to the next multiple of 16."""
+        """Return the matrix with each head's `width` rows or columns zero-padded to the next multiple of 16."""
         scales = None if self.scales is None or not axis else pad_heads(self.scales, 0, heads, width)
         return Matrix(pad_heads(self.values, axis, heads, width), self.scales if scales is None else scales)
 
@@ -40,8 +40,8 @@ class Blocks:
     """A matrix [in, out] in int4, as a bundle stores it.
 
     Attributes:
-        size: in; the last block may have more.
-        codes: uint8 [out, blocks, block / 2], the first of two in the low half of a byte.
+        size: the number `in`; the last block may have codes beyond it.
+        codes: uint8 [out, blocks, block / 2]: two codes per byte, the first in the low half.
         scales, zeros: float32 and uint8 [out, blocks]; a value is scale · (code - zero).
     """
 
@@ -51,7 +51,7 @@ class Blocks:
     zeros: Array
 
     def padded(self, axis: int, heads: int, width: int) -> Blocks | Matrix:
-        """Return it with every `width` columns of one head padded; with rows padded in float32, as blocks go across."""
+        """Return the matrix with each head's `width` columns padded; padding rows, which blocks span, makes float32."""
         if width % LANES == 0:
             return self
         if not axis:
@@ -66,7 +66,7 @@ class Blocks:
 
 
 def pad_heads(array: NDArray[np.generic], axis: int, heads: int, width: int) -> Array:
-    """Return an array with [heads · width] on an axis as one with [heads · padded width], zeros between.
+    """Return an array whose axis [heads · width] becomes [heads · padded width], with zeros after each head.
 
     Example:
         >>> pad_heads(np.ones((5, 2 * 24)), 1, 2, 24).shape
@@ -98,7 +98,7 @@ class Parameters:
         For example, `tensor("softmax.biases.0", [256])`.
 
         Raises:
-            BundleError: it is missing, or of a different type or shape.
+            BundleError: the tensor is missing, or of a different type or shape.
         """
         entry = self._entries.get(name)
         if entry is None or DTYPES.get(entry.dtype) != dtype or entry.shape != tuple(shape):
@@ -118,7 +118,7 @@ class Parameters:
         """Return a matrix [size, width] as float32, int8 or int4, whichever the bundle has.
 
         Raises:
-            BackendError: its int8 codes have several scales in a column.
+            BackendError: the matrix's int8 codes have several scales in a column.
         """
         if f"{name}.columns" in self:
             codes = self._codes(name, self.tensor(f"{name}.columns", (size, width), "int8"))
@@ -141,7 +141,7 @@ class Parameters:
 
     def _blocks(self, name: str, size: int, width: int) -> Blocks:
         block = 2 * _last(self._entries[f"{name}.int4"])
-        if block not in BLOCKS:  # C has room for the codes and sums of a row in these
+        if block not in BLOCKS:  # C has room for the codes and sums of a row in blocks of these sizes
             raise BackendError(f"{self._path}: {name} has blocks of {block}, expected 32, 64 or 128; export it again")
         count = -(-size // block)
         codes = self.tensor(f"{name}.int4", (width, count, block // 2), "uint8")
@@ -157,15 +157,15 @@ class Parameters:
         return self.tensor(name, (shape[0] * shape[1],) if flat else shape, dtype).reshape(shape)
 
     def _codes(self, name: str, codes: Array) -> Array:
-        if codes.min(initial=0) == -128:  # which AVX2 cannot negate; quantising makes none
+        if codes.min(initial=0) == -128:  # AVX2 cannot negate -128, and quantising makes no such code
             raise BackendError(f"{self._path}: {name} has the code -128, expected -127 … 127; export the model again")
         return codes
 
     def largest(self, start: str, shape: Sequence[int]) -> Floats:
-        """Return the tensor with the most columns of those named `start` and a number, [*shape, columns].
+        """Return the tensor [*shape, columns] with the most columns among those whose names are `start` and a number.
 
-        Tables of positions of several programs differ in the largest distance alone. For example, of positions.1
-        [2, 4, 9] and positions.8 [2, 4, 16] the second is returned.
+        Tables of positions of several programs differ only in the largest distance. For example, if there are
+        positions.1 [2, 4, 9] and positions.8 [2, 4, 16], the second is returned.
         """
         widths = {
             name: entry.shape[-1] for name, entry in self._entries.items() if name.startswith(start) and entry.shape
@@ -176,5 +176,5 @@ class Parameters:
 
 
 def _last(stored: StoredTensor) -> int:
-    """Return the last size of a tensor of blocks; 1 for one of a different form, which no bundle has."""
+    """Return the last size of a tensor of blocks; 1 for a tensor of a different form, which no bundle has."""
     return stored.shape[-1] if len(stored.shape) == 3 and stored.shape[-1] else 1

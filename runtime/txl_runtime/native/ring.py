@@ -23,7 +23,7 @@ class NativeRing(HostPlacement):
     """A ring for the step in C; see `HostPlacement`.
 
     Attributes:
-        tensors: by state name; keys [B, H, strips, 64 · d_head], values [B, H, slots, padded d_head].
+        tensors: arrays by state name: keys [B, H, strips, 64 · d_head], values [B, H, slots, padded d_head].
     """
 
     dtype: ClassVar[type[np.generic]] = np.float32
@@ -35,7 +35,8 @@ class NativeRing(HostPlacement):
         batch, heads, _, self._width = first.shape
         self._ring = slots = first.slots
         slot = np.arange(slots)[:, None]
-        self._places = slot // STRIP, slot % STRIP + STRIP * np.arange(self._width)  # [slots, 1] and [slots, d_head]
+        # indices of strips, [slots, 1], and indices in a strip, [slots, d_head]
+        self._places = slot // STRIP, slot % STRIP + STRIP * np.arange(self._width)
         sizes = (-(-slots // STRIP), STRIP * self._width), (slots, -(-self._width // LANES) * LANES)
         scales = sizes[0][0] * STRIP, -(-slots // LANES) * LANES
         self.tensors: Arrays = {
@@ -75,19 +76,19 @@ class NativeRing(HostPlacement):
             tensor[: len(rows)] = moved[name]
 
     def _type(self, shape: tuple[int, int], scales: int) -> np.dtype[Any]:
-        """Return the type of one head's tensor of a shape, with room for a number of scales."""
+        """Return the type of one head's part: values of this shape, and in int8 this number of scales."""
         return np.dtype((self.dtype, shape))
 
     def _read(self, name: str, tensor: Array, slots: Indices) -> Floats:
-        """Return rows in slots of one sequence's tensor, float32 [H, n, d_head]."""
+        """Return the rows of one sequence's tensor in these slots, float32 [H, n, d_head]."""
         return tensor[self._rows(name, slots)].astype(np.float32)
 
     def _write(self, name: str, tensor: Array, slots: Indices, values: Floats) -> None:
-        with np.errstate(over="ignore"):  # beyond 65,504 half precision has infinity
+        with np.errstate(over="ignore"):  # half precision has infinity beyond 65,504
             tensor[self._rows(name, slots)] = values
 
     def _rows(self, name: str, slots: Indices) -> tuple[slice | Indices, ...]:
-        """Return the index of rows in slots of one sequence's tensor, [H, n, d_head]."""
+        """Return an index that gives the rows of one sequence's tensor in these slots, [H, n, d_head]."""
         if name in self._keys:
             strips, columns = self._places
             return slice(None), strips[slots], columns[slots]
@@ -95,23 +96,24 @@ class NativeRing(HostPlacement):
 
 
 class HalfRing(NativeRing):
-    """A ring in float16."""
+    """A ring whose keys and values are float16."""
 
     dtype = np.float16
 
 
 class ByteRing(NativeRing):
-    """A ring in int8: a head's codes, and behind them in memory a scale for each slot.
+    """A ring in int8: for each head its codes, and behind the codes in memory a scale for each slot.
 
-    A scale has 16 bits, as C makes it. So codes times scales are exact, and give the same codes and scales when they
-    are put again.
+    As in C, a scale has 16 significant bits. So a code times its scale is exact in float32, and gives the same code and
+    scale when it is put again.
     """
 
     dtype = np.int8
 
     def bound(self, program: Program, side: int) -> tuple[Arrays, Arrays]:
         inputs, outputs = super().bound(program, side)
-        return {name: tensor[..., None, None] for name, tensor in inputs.items()}, outputs  # as many axes as the state
+        # add axes, up to the number of axes of the state
+        return {name: tensor[..., None, None] for name, tensor in inputs.items()}, outputs
 
     def _type(self, shape: tuple[int, int], scales: int) -> np.dtype[Any]:
         return np.dtype([("codes", self.dtype, shape), ("scales", np.float32, scales)])

@@ -1,7 +1,7 @@
 """The child process that `process.Bounded` starts as `python child.py PROGRAM MEMORY SECONDS`.
 
 PROGRAM is a Python file with a function `answer(request: bytes) -> bytes`. This module and PROGRAM are run as files, so
-that only the packages that PROGRAM imports are loaded: Python's own library alone takes 30 ms.
+that only the packages that PROGRAM imports are loaded: loading only modules of Python's own library takes 30 ms.
 
 A frame is a length n in 8 bytes, little-endian, followed by n bytes. A request is a frame on stdin, its answer a frame
 on stdout. The process ends when stdin is closed.
@@ -45,7 +45,7 @@ def read_frame(file: IO[bytes], most: int) -> bytes:
 
 
 def write_frame(file: IO[bytes], data: bytes) -> None:
-    """Write a frame.
+    """Write `data` as one frame.
 
     Raises:
         OSError: the process at the other end closed the pipe.
@@ -60,7 +60,7 @@ def main(program: str, memory: str, seconds: str) -> None:
 
     Args:
         program: path of the file with `answer`.
-        memory: allowed bytes of address space beyond those in use after `program` was loaded.
+        memory: allowed bytes of address space, in addition to the bytes in use after `program` was loaded.
         seconds: allowed processor time for each request, in seconds.
     """
     # a terminal sends Ctrl-C to this process as well, but the parent ends it
@@ -87,7 +87,7 @@ def main(program: str, memory: str, seconds: str) -> None:
 
 
 def _read(file: IO[bytes], waiting: queue.SimpleQueue[bytes]) -> None:
-    """Pass requests on; end the process when stdin is closed, even in the middle of a request."""
+    """Put the requests from stdin into a queue; end the process when stdin is closed, even during a request."""
     try:
         while True:
             waiting.put(read_frame(file, sys.maxsize))
@@ -105,7 +105,7 @@ def _loaded(program: str) -> Callable[[bytes], bytes]:
 
 
 def _bound_memory(memory: int) -> None:
-    """Allow `memory` bytes of address space beyond those now in use, and no core file."""
+    """Allow `memory` bytes of address space in addition to the bytes in use now, and no core file."""
     if sys.platform == "linux":  # other systems cannot limit address space, or count more than memory in it
         import resource
 

@@ -1,4 +1,4 @@
-"""A process with limits of memory and time, which answers requests over pipes; if it crashes, its parent goes on."""
+"""A process with limits of memory and time, which answers requests over pipes; if it crashes, its parent continues."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Bounds(Struct, frozen=True):
     """Limits of a bounded process.
 
     Attributes:
-        memory: bytes beyond those that the process uses before its first request; enforced only on Linux.
+        memory: bytes in addition to what the process uses before its first request; enforced only on Linux.
         processor_seconds: processor time of one request, in whole seconds; enforced only on Linux.
         seconds: wall-clock time of one request.
 
@@ -51,7 +51,8 @@ class EndedError(Exception):
 class Bounded:
     """A process that runs the function `answer` of a Python file. Threads of the caller take turns.
 
-    It ends with the `with` block, by `close`, when this object is garbage-collected, and with the process that made it.
+    The process ends with the `with` block, by `close`, with this object's garbage collection, and with its parent
+    process.
 
     Args:
         program: path of the file. Packages that it imports are loaded before memory is counted.
@@ -92,7 +93,7 @@ class Bounded:
 
         Args:
             request: the argument for `answer`.
-            seconds: wall-clock limit; None for the one in `bounds`.
+            seconds: wall-clock limit of this request; None for the limit in `bounds`.
 
         Raises:
             EndedError: the process died, took too long, or its answer is too long.
@@ -101,7 +102,7 @@ class Bounded:
         with self._lock:
             if self._ended:
                 raise EndedError(self._ended)
-            timer = threading.Timer(within, self._late, (within,))  # not select, which on Windows does not accept pipes
+            timer = threading.Timer(within, self._late, (within,))  # on Windows, select does not accept pipes
             timer.daemon = True
             timer.start()
             try:

@@ -1,4 +1,4 @@
-"""Sessions: any number of them share the rows of one stream, each with a memory that outlives its requests.
+"""Sessions, any number of which share the rows of one stream; a session's memory outlives its requests.
 
 `Sessions` is the core, for one thread: `submit` accepts a `Request` and returns a `Ticket`, `round` runs one segment of
 some sessions, and `Ticket.events` returns the results. `AsyncSessions` runs the core in its own thread, for asyncio.

@@ -1,4 +1,4 @@
-"""`AsyncSessions`: sessions for asyncio. One thread runs the core, and readers wait for events in their event loop.
+"""The class `AsyncSessions`, for asyncio: one thread runs the sessions, and readers wait for events in an event loop.
 
 `save_beside` makes a checkpoint while sessions run: the core copies states between rounds, and a second thread writes
 the copies to disk.
@@ -32,7 +32,7 @@ SOONEST, LATEST = 0.001, 3600.0
 
 
 class Handle:
-    """A reader's handle of an accepted request. It belongs to one event loop.
+    """A reader's handle of an accepted request; a handle belongs to one event loop.
 
     Attributes:
         session: the name of the request's session; "" for an unnamed session, which ends with the request.
@@ -121,7 +121,7 @@ class AsyncSessions:
 
         Args:
             request: the request.
-            session: name of the session; None for an unnamed one.
+            session: name of the session; None for an unnamed session.
             before: a function that the core's thread calls with the sessions right before it submits the request; if
                 the function raises, the request is refused with that error.
 
@@ -162,8 +162,8 @@ class AsyncSessions:
         return await asyncio.wrap_future(self.post(function))
 
     async def ended(self) -> None:
-        """Wait until the thread has ended, either because the context was left or because the thread failed. It never
-        starts again.
+        """Wait until the thread has ended, either because the context was left or because the thread failed. The thread
+        never starts again.
         """
         assert self._thread is not None
         await asyncio.to_thread(self._thread.join)

@@ -29,7 +29,7 @@ class Book:
         active: sessions that have requests, in the order in which they came.
         recent: names of sessions in the order of their last use.
         unfinished: number of requests that have not ended.
-        numbers: an endless counter, the source of versions, which therefore never repeat.
+        numbers: an endless counter, from which versions are taken, so that no version repeats.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Book:
         """
         number = next(self.numbers)
         if not name:
-            return Session(f"{number:0>{LONGEST_NAME + 1}}", "")  # longer than any allowed name, so it equals no name
+            return Session(f"{number:0>{LONGEST_NAME + 1}}", "")  # the key is longer than any allowed name
         if self.room() < 1 or len(self.named) >= self._capacity():
             self._counters.busy += 1
             oldest = next(iter(self.recent), None)
@@ -108,7 +108,7 @@ class Book:
         if session.name:
             self.recent.touch(session.name)
         if job.work.seconds is not None:
-            # most entries are of requests that ended before their deadline: drop those
+            # most entries are of requests that ended before their deadline: drop these entries
             if len(self._deadlines) > 2 * self.unfinished + 64:
                 self._deadlines = [entry for entry in self._deadlines if _unfinished(entry[2]) is not None]
                 heapq.heapify(self._deadlines)
@@ -158,7 +158,7 @@ class Book:
         """End a session and all its requests, for one reason."""
         for job in list(session.jobs):
             self.end(job, reason, error)
-        # if it has no row, the store counts the loss
+        # if the session has no row, the store counts the loss
         if reason == "error" and session.name and session.row is not None:
             self._counters.broken += 1
         self._forget(session)

@@ -1,4 +1,4 @@
-"""Checkpoints: all sessions of a server in a folder, from which a restart continues even after a crash.
+"""Checkpoints, which keep all sessions of a server in a folder, so that a restart continues even after a crash.
 
     sessions.lock       locked while a server uses the folder; the system unlocks it when the process ends
     sessions.json       the index: each session's name, file, size and SHA-256; replaced last in a save
@@ -109,7 +109,7 @@ class Checkpoint:
             self._lock.release()
             raise
         self._versions: dict[str, int] = {}
-        # stale: somebody removed the index or a file, so the index must be written again
+        # `_stale` is True if somebody removed the index or a file, so that the index must be written again
         self._saving = self._stale = False
 
     def __enter__(self) -> Checkpoint:
@@ -148,14 +148,14 @@ class Checkpoint:
             raise LostSessionError(f"session {brief(name)!r} is lost: {path} {error}; begin it again") from None
 
     def restore(self, sessions: SessionVersions) -> dict[str, LostSessionError]:
-        """Begin every saved session.
+        """Begin every saved session, with its saved state.
 
         Args:
             sessions: a `Sessions` that holds no session yet.
 
         Returns:
             An error for each session whose file is damaged or missing, by name. All other sessions are restored. The
-            next save drops the lost ones.
+            next save drops the lost sessions.
 
         Raises:
             TxlError: a state does not fit the bundle or cannot be read, or the limits are too small. The folder stays
@@ -174,7 +174,7 @@ class Checkpoint:
         return lost
 
     def begin(self, versions: Mapping[str, int]) -> Save:
-        """Begin a save.
+        """Begin a save of sessions; only one save may run at a time.
 
         Args:
             versions: versions of all sessions to save, from `SessionVersions.versions`.
@@ -188,7 +188,7 @@ class Checkpoint:
         there = self._there()
         self._stale |= INDEX not in there and bool(self._entries)
         for name in [name for name, entry in self._entries.items() if entry.file not in there]:
-            del self._entries[name]  # its file was removed: save the session again
+            del self._entries[name]  # the session's file was removed: save the session again
             self._versions.pop(name, None)
             self._stale = True
         self._saving = True
@@ -207,7 +207,7 @@ class Checkpoint:
             for name in save.wanted:
                 try:
                     state = sessions.take(name)
-                except TxlError:  # its state is lost: the checkpoint keeps the one saved before
+                except TxlError:  # the state is lost: keep the state that was saved before
                     continue
                 save.add(name, state)
             return save.finish()
@@ -310,7 +310,7 @@ class Save:
         self._new[name] = _Entry(name, path.name, len(data), hashlib.sha256(data).hexdigest())
 
     def finish(self) -> int:
-        """Make the added states and the unchanged ones the new checkpoint.
+        """Make the new checkpoint: the added states, and the old states of unchanged sessions.
 
         If a session in `wanted` was not added, the checkpoint keeps the session's previous state.
 

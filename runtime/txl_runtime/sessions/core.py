@@ -1,4 +1,4 @@
-"""`Sessions`: the core, in which one thread serves any number of sessions on a stream's rows."""
+"""The class `Sessions`, in which one thread serves any number of sessions on a stream's rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class Sessions:
-    """The sessions of one model. Each has its own memory, which outlives its requests if the session has a name.
+    """The sessions of one model. Each has a memory of its own; the memory of a named session outlives its requests.
 
     One thread makes all calls, and nothing runs between them: `submit` accepts a request, `round` runs one segment of
     some sessions, and a ticket's `events` returns the results. If more sessions have work than the stream has rows,
@@ -110,7 +110,7 @@ class Sessions:
         return job.ticket
 
     def round(self) -> bool:
-        """Run one segment for some sessions.
+        """Run one segment for some of the sessions that have work.
 
         Returns:
             True if a segment ran or a request ended. False if there was nothing to do: every request has ended, is
@@ -234,7 +234,7 @@ class Sessions:
         return self._book.expire()
 
     def versions(self) -> dict[str, int]:
-        """Return the version number of each named session, the least recently used first; it changes whenever the state
+        """Return each named session's version, the least recently used first; it changes whenever the session's state
         changes.
         """
         return {name: self._book.named[name].version for name in self._book.recent}
@@ -317,7 +317,7 @@ class Sessions:
         return False
 
     def _give_rows(self, ready: list[Session]) -> None:
-        """Give rows to sessions that wait for one, parking other sessions if necessary."""
+        """Give rows to sessions that wait for a row, parking other sessions if necessary."""
         waiting = in_order((session for session in ready if session.row is None), self._newcomer)
         runnable, room = set(ready), self._book.room() if waiting else 0
         for session in waiting:
@@ -342,11 +342,11 @@ class Sessions:
                     self._book.drop(session, "error", error)
 
     def _close_up(self, some: Sequence[Session]) -> None:
-        """Move the sessions that run to the first rows, if the loop computes only the rows up to the last one that
+        """Move the sessions that run to the first rows, if the loop computes only the rows up to the last row that
         runs.
 
-        A session whose request needs only one more short segment does not change places with one that ran within the
-        last `LATELY` rounds, because the exchange costs more than the segment.
+        A session whose request needs only one more short segment does not change places with a session that ran within
+        the last `LATELY` rounds, because the exchange costs more than the segment.
         """
         if not self._leading:
             return
@@ -377,7 +377,7 @@ class Sessions:
                 error = BackendError(f"the segment failed ({type(error).__name__}: {one_line(error)}); ask again")
             for part in parts:
                 part.error = part.error or error
-        # e.g. Ctrl-C in a caller's `adjust`, when the token before the draw is already fed
+        # raised e.g. by Ctrl-C in a caller's `adjust`, when the token before the draw is already fed
         except BaseException as error:
             stopped = error
             message = "the draw was interrupted, expected a token; ask again with tokens"
@@ -419,11 +419,12 @@ class Sessions:
             waiting: whether earlier requests of the session count: if there are any, the check is made again later.
 
         Raises:
-            UsageError: inputs would follow a pending token, or there is neither a token nor a pending one.
+            UsageError: inputs would follow a pending token, or the request has no tokens and the session no pending
+                token.
         """
         pending = session is not None and session.pending is not None
         if waiting and session is not None and session.jobs:
-            return  # checked again later: earlier requests of the session may still draw a pending token
+            return  # `_goes_on` checks again: earlier requests of the session may still draw a pending token
         if work.arrays is not None and pending:
             raise UsageError(
                 "the session has a token that was drawn and not fed yet, expected none before inputs; feed it with a "

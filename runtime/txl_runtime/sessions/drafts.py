@@ -1,5 +1,5 @@
-"""Drafts of sessions' next tokens: the choice of the sessions that try a draft in a round, and whether drafts save
-time.
+"""Drafts of sessions' next tokens: this module chooses the sessions that try a draft in a round, and measures whether
+drafts save time.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from txl_runtime.sessions.jobs import Job, Part, Session
 from txl_runtime.streaming.lookup import Pace, Repeats
 
 KEPT = 2**12
-"""Number of a session's latest tokens that are kept when older ones are dropped: about 1 MB."""
+"""Number of a session's latest tokens that are kept when older tokens are dropped: about 1 MB."""
 MOST = 2
-"""Number of sessions per row whose tokens are kept, the last served ones: a chat can then find text of its earlier
-turns.
+"""Number of sessions per row whose tokens are kept, namely the sessions that were served last. So a chat can find text
+of its earlier turns.
 """
 
 
 class Drafts:
     """The tokens of the sessions whose requests look up drafts, and a timer of rounds with and without drafts.
 
-    A session's tokens outlive its requests, and are kept when it loses its row. They are dropped after other sessions
-    were served; later drafts of the session are then found only in tokens that are fed from then on.
+    A session's tokens outlive its requests, and are kept when it loses its row. The tokens are dropped after other
+    sessions were served; later drafts of the session are then found only in tokens that are fed from then on.
 
     Args:
         rows: number of the stream's sequences.
@@ -33,11 +33,11 @@ class Drafts:
 
     def __init__(self, manifest: Manifest, rows: int) -> None:
         self._ragged, self._most, self.pace = manifest.can.run_ragged, MOST * rows, Pace()
-        self._read: dict[Session, Repeats] = {}  # in the order of service: the session that was served last comes last
+        self._read: dict[Session, Repeats] = {}  # sessions in the order of service, the last served at the end
         self._drafted: bool | None = None  # True if this round has drafts; None if its time is not counted
 
     def find(self, parts: Sequence[Part]) -> bool:
-        """Set the draft of each part that has one, and return True if there are any. This call begins a round."""
+        """Begin a round: set the draft of each part that has a draft, and return True if any part has one."""
         looking, self._drafted = [part for part in parts if part.job.work.draft], None
         for part in looking:
             self._of(part.job.session).add(part.job.ids(part.size).tolist())
@@ -61,7 +61,7 @@ class Drafts:
             self.pace.count(self._drafted, min(part.fed for part in parts))
 
     def _draft(self, job: Job) -> list[int]:
-        # after a draft that is right throughout, one more token is drawn
+        # if all tokens of a draft are right, one more token is drawn after it
         most = min(job.work.draft, job.work.max_new_tokens - job.drawn - 1)
         return self._read[job.session].find(most) if most > 0 else []
 

@@ -11,9 +11,9 @@ from txl_runtime.files import NotPlainError, open_plain
 from txl_runtime.system import BINARY, NO_LINK, lock
 
 LOCK = "sessions.lock"
-"""Name of the empty file that is locked."""
+"""Name of the empty file that a process locks to have the folder for itself."""
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
-"""Permissions of new files and folders: access for their owner alone, because a session's memory reveals its texts."""
+"""Permissions of new files and folders: access only for their owner, because a session's memory reveals its texts."""
 
 
 class Lock:
@@ -80,7 +80,7 @@ def write_private(path: Path, data: bytes) -> None:
 
 
 def read_private(path: Path, size: int) -> bytes:
-    """Read a file of exactly `size` bytes.
+    """Return the content of a file that has exactly `size` bytes.
 
     Raises:
         OSError: the file is missing, or cannot be read.

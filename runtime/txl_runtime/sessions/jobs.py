@@ -178,9 +178,7 @@ class Job:
 
     @property
     def positions_left(self) -> int:
-        """The number of positions that could be fed now: the rest of the request's own, or 1 for the last drawn
-        token.
-        """
+        """The number of positions that are left to feed: of the request's own, or 1 for the token drawn last."""
         return max(1, self.length - self.at)
 
     def ids(self, count: int) -> Ids:
@@ -204,9 +202,7 @@ class Job:
         return self.drawn < self.work.max_new_tokens and self.at + count >= self.length
 
     def scored(self, count: int) -> int:
-        """Return the number of the next `count` positions after which a token of the request is scored: all but its
-        last.
-        """
+        """Return how many of the next `count` positions are followed by a token of the request that is scored."""
         return max(0, min(count, self.length - 1 - self.at)) if self.work.score else 0
 
     @property
@@ -225,9 +221,9 @@ class Part:
         size: number of positions that the job feeds in this segment.
         first: number of positions that the job fed before this segment.
         scored: number of prompt tokens that are scored in this segment.
-        draft: predicted tokens that are fed after the job's one position; those that are drawn as predicted are kept.
+        draft: predicted tokens that are fed after the job's one position; tokens that are drawn as predicted are kept.
         drawn: the drawn tokens.
-        error: an error of this job alone; else None.
+        error: an error that concerns only this job; else None.
         broken: True if the job computed NaN: its session has to be closed.
     """
 
@@ -283,7 +279,7 @@ class Part:
         return follows and not self.ends() and not self.job.ticket.waits
 
     def fail(self, error: TxlError, broken: bool) -> None:
-        """Set an error that concerns only this job; `broken` if it computed NaN."""
+        """Set an error that concerns only this job; `broken` is True if the job computed NaN."""
         if broken:
             name = self.job.session.name
             who = f"session {brief(name)!r}" if name else "the session"

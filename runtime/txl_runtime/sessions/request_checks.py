@@ -108,7 +108,7 @@ def check_request(request: object, manifest: Manifest, limits: Limits, parts: Pa
     check_whole(manifest, ids.size)
     sampler, draft = _sampler(request.sampling, manifest, parts) if most else (None, 0)
     if rows is not None and rows < (manifest.memory_length or 0):
-        draft = 0  # a segment would see more rows than single steps: `rows` and its own positions
+        draft = 0  # a segment's positions would see `rows` memory rows and one another, more than single steps
     return Work(
         tokens=ids,
         arrays=None,
@@ -130,7 +130,7 @@ def check_whole(manifest: Manifest, columns: int) -> None:
     """Check that the tokens fill whole segments, if the model's segment lengths are exact.
 
     Raises:
-        UsageError: some tokens are left over that no segment length fits.
+        UsageError: no segment length fits the tokens that are left over.
     """
     if columns and not manifest.can.run_ragged:
         strict_cuts(columns, np.array([columns], np.int32), manifest)
@@ -140,7 +140,7 @@ def _ids(request: Request, manifest: Manifest, limits: Limits) -> Ids:
     """Return a copy of a request's tokens, int32 [T]."""
     require_tokens(manifest, "a request of tokens")
     tokens = [request.tokens] if isinstance(request.tokens, str | bytes) else request.tokens
-    # checked first, because NumPy would make an array of texts, each as long as the longest
+    # check this first, because NumPy would make an array of texts, each as long as the longest
     if isinstance(tokens, list | tuple):
         if len(tokens) > limits.positions:
             raise UsageError(

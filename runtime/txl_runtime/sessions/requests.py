@@ -72,7 +72,7 @@ class Sampling:
         lookup: maximum number of tokens of a draft, 0 … 4, as in `Stream.generate`. Drafts are looked up in the latest
             tokens that the session was fed by requests with `lookup`. A round runs drafts only if each of its sessions
             has a draft; each session keeps as many positions as its own draft predicted.
-        datastore: as in `Stream.generate`; sessions of a round that name the same one are searched for together.
+        datastore: as in `Stream.generate`; sessions of a round that name the same datastore are searched for together.
     """
 
     temperature: float = 1.0
@@ -102,12 +102,12 @@ class Request:
         stop_tokens: ids that end the request; they are drawn and become the pending token.
         until: a function that is called with every drawn token, by the thread that runs the rounds; True ends the
             request, as a stop token does.
-        top_logprobs: None for no log-probabilities; k for those of every drawn token and of the k best tokens.
+        top_logprobs: k for the log-probabilities of every drawn token and of the k best tokens; None for none.
         score: whether to return log-probabilities of the prompt's tokens as well, with the k best of `top_logprobs`.
-            The first prompt token has one only if a pending token comes before it.
+            The first prompt token has a log-probability only if a pending token comes before it.
         inputs: instead of tokens, for any model: arrays by name with one sequence, as for `Stream.feed`.
         last: for inputs, whether to return only the last position. As in `Stream.feed`, the results then have no axis
-            of positions; they come in one event.
+            of positions, and come in one event.
         seconds: seconds after `submit` at which the request ends with reason "timeout"; None for no limit.
         memory_length: maximum number of memory rows that the session keeps while this request runs, 0 … M; None for the
             bundle's memory length M. The request's first segment drops the older rows for good.
@@ -227,7 +227,7 @@ class SessionInfo:
         fill: number of memory rows, 0 … M; None if the model counts none.
         pending: the last drawn token, if the next request will feed it; else None.
         running: whether the session has a request.
-        waiting: number of requests behind the first one.
+        waiting: number of requests behind the first request.
         nbytes: maximum number of bytes of the session's state; 0 before the first position.
         idle_seconds: seconds since the session was used; 0 while it has a request.
     """

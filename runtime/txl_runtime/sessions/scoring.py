@@ -20,7 +20,7 @@ Best = tuple[tuple[int, float], ...]
 
 
 def score_rows(output: StreamSoftmax, features: Floats, targets: Ids, top: int) -> tuple[Floats, Ids, Floats]:
-    """Return log-probabilities of the tokens that follow t positions, and the k best tokens there.
+    """Return log-probabilities of the tokens that follow t positions, and the k best tokens after each position.
 
     For example, features [3, 64] and `top` 2 give arrays [3], [3, 2] and [3, 2].
 
@@ -32,7 +32,7 @@ def score_rows(output: StreamSoftmax, features: Floats, targets: Ids, top: int) 
 
     Returns:
         Log-probabilities of the targets, [t]; ids and log-probabilities of the k best tokens, [t, k]. A row with NaN
-        gives NaN; with k > 0, so do all rows of its chunk.
+        gives NaN; with k > 0, all rows of its chunk give NaN.
     """
     count, words = len(features), output.clusters[-1][1]
     logprobs = np.zeros(count, np.float32)

@@ -1,5 +1,5 @@
-"""One segment of several sessions, side by side on a stream's rows; of the softmax, only the needed part is
-computed.
+"""A runner of segments: several sessions run side by side on a stream's rows, and only the needed part of the softmax
+is computed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Segments:
 
     @property
     def _loop(self) -> Loop:
-        return self.stream.loop  # read each time, because closing the model replaces the loop
+        return self.stream.loop  # this reads the loop each time, because closing the model replaces it
 
     def run(self, parts: Sequence[Part]) -> None:
         """Run one segment, and send tokens, scores and outputs to the tickets.
@@ -132,7 +132,7 @@ class Segments:
                     self.stream.open = None
                     positions.keep(self._loop)
             finally:
-                if positions.lost:  # lost by this call, or when a caller's function read the stream
+                if positions.lost:  # the commit failed in this call, or when a caller's function read the stream
                     self.stream.half_changed = False  # the loop still has the state before the segment
                     for part, token, new in zip(parts, before, fresh, strict=True):
                         job, session = part.job, part.job.session
@@ -229,4 +229,4 @@ def _advance(parts: Sequence[Part]) -> None:
         job, session = part.job, part.job.session
         job.at += part.size
         session.seen += part.size
-        session.fresh, session.pending = False, None  # the pending token is the first one fed
+        session.fresh, session.pending = False, None  # the first token that was fed is the pending token

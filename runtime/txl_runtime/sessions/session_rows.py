@@ -1,4 +1,4 @@
-"""Sessions on the rows of a stream: the session on each row, and moving states to and from rows."""
+"""The sessions on the rows of a stream, and functions that move sessions' states to and from rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from txl_runtime.streaming.stream import Stream
 
 
 class SessionRows:
-    """The rows of a stream and the sessions on them. A state moves as a `RowState`.
+    """The rows of a stream and the sessions on them. States move to and from rows as `RowState`.
 
     Args:
         stream: a stream that nobody else uses.
@@ -71,7 +71,7 @@ class SessionRows:
         self.leave(session)
 
     def move(self, session: Session, row: int) -> None:
-        """Move a session from its row to `row`; a session that is on `row` moves to the freed one.
+        """Move a session from its row to `row`; a session that is on `row` moves to the row that becomes free.
 
         Raises:
             TxlError: the engine failed; both sessions stay on their rows.
@@ -100,7 +100,7 @@ class SessionRows:
         row = session.row
         self.leave(session)
         if row is not None:
-            with contextlib.suppress(TxlError):  # if this fails, the row is cleared before its next session
+            with contextlib.suppress(TxlError):  # if the reset fails, the row is cleared before its next session
                 self._reset(row)
                 self._used[row] = False
 

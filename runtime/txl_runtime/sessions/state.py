@@ -120,7 +120,7 @@ def check_name(name: object) -> str:
     if isinstance(name, str) and 1 <= len(name) <= LONGEST_NAME:
         try:
             name.encode()
-        except UnicodeEncodeError:  # a lone surrogate, as in JSON's "\ud800"
+        except UnicodeEncodeError:  # raised for a lone surrogate, as in JSON's "\ud800"
             pass
         else:
             return str(name)

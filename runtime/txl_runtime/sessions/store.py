@@ -39,7 +39,7 @@ class Store:
         return name in self._states or name in self._gone
 
     def park(self, name: str, state: RowState) -> None:
-        """Park a state.
+        """Keep a session's state until it is fetched or dropped.
 
         Args:
             name: key of the session; a state that is already parked under this key is dropped.
@@ -50,7 +50,7 @@ class Store:
         self.host_bytes += _nbytes(state)
 
     def fetch(self, name: str) -> RowState:
-        """Remove a parked state and return it; the session is then unknown here.
+        """Remove a parked state and return it; the store then has no state of this session.
 
         Raises:
             TxlError: the state is lost.

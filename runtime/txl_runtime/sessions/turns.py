@@ -1,4 +1,4 @@
-"""Turns: the choice of the sessions that get rows, and of the sessions that one round serves together."""
+"""The choice of the sessions that get rows, and of the sessions that one round serves together."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ LATELY = 16
 """Number of rounds after which a session that was served is no longer expected to run again soon."""
 
 LONG = 1024
-"""Maximum number of positions in a round of long segments while other sessions decode, because these have to wait for
-the round.
+"""Maximum number of positions in a round of long segments while other sessions decode, because the other sessions have
+to wait for the round.
 """
 
 
 class Cuts:
-    """The rule that cuts a request into segments: the same as in `Stream.feed`, and independent of other sessions."""
+    """The rule that cuts a request into segments, the same rule as in `Stream.feed`, whatever other sessions do."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._lengths, self._ragged = manifest.segment_lengths, manifest.can.run_ragged
@@ -47,15 +47,15 @@ class Turns:
 
     A round runs one program: sessions whose next segments have the same length L are served together, so that a
     session's results do not depend on the other sessions. Every second round runs the shortest segments, so that long
-    prompts never keep others from decoding. Otherwise the session that was served least recently comes first.
+    prompts never keep other sessions from decoding. Otherwise the session that was served least recently comes first.
 
     If the loop computes only the rows that run (`leading`), a long segment takes longer with every session in it, and
-    decoding sessions wait for it. So only max(1, LONG // L) long prompts are served together while others decode. These
-    prompts are served until they are read or their slices are over.
+    decoding sessions wait for it. So only max(1, LONG // L) long prompts are served together while other sessions
+    decode. These prompts are served until they are read or their slices are over.
 
     Args:
         alone: whether each session needs a segment of its own, because an input or output is shared by all sequences.
-        leading: whether the loop computes only the rows up to the last one that runs.
+        leading: whether the loop computes only the rows up to the last row that runs.
     """
 
     def __init__(self, cuts: Cuts, alone: bool, leading: bool) -> None:
@@ -85,9 +85,9 @@ class Turns:
 
 
 def in_order(waiting: Iterable[Session], newcomer: bool) -> list[Session]:
-    """Return the waiting sessions in order: new requests and begun ones alternate, each kind by the longest wait.
+    """Return the waiting sessions in order: new and begun requests alternate, in each kind the longest wait first.
 
-    So a new request does not wait for all begun ones, and many new requests do not keep the begun ones waiting.
+    So a new request does not wait for all begun requests, and many new requests do not keep begun requests waiting.
     """
     sides: tuple[list[Session], list[Session]] = ([], [])
     for session in sorted(waiting, key=lambda session: session.served):
@@ -98,7 +98,7 @@ def in_order(waiting: Iterable[Session], newcomer: bool) -> list[Session]:
 def closing_up(owners: Sequence[Session | None], runnable: Collection[Session]) -> list[tuple[Session, int]]:
     """Return moves (session, row) after which all runnable sessions are on the first rows.
 
-    If graphs leave the batch size open, a segment computes the rows up to the last one that runs: with sessions on rows
+    If graphs leave the batch size open, a segment computes the rows up to the last row that runs: with sessions on rows
     0 and 3, moving the second session to row 1 saves computing two rows.
     """
     count = sum(owner in runnable for owner in owners if owner is not None)
@@ -108,10 +108,10 @@ def closing_up(owners: Sequence[Session | None], runnable: Collection[Session]) 
 
 
 def leaver(owners: Sequence[Session | None], runnable: Collection[Session]) -> int | None:
-    """Return the row to give to a waiting session; None if it has to go on waiting.
+    """Return the row to give to a waiting session; None if the session has to go on waiting.
 
-    The lowest free row is taken first; then the row of an idle session, the one served least recently; then the row of
-    a session whose slice is over.
+    The lowest free row is taken first; then the row of an idle session, the session that was served least recently;
+    then the row of a session whose slice is over.
     """
     for row, owner in enumerate(owners):
         if owner is None:

@@ -1,4 +1,4 @@
-"""Adjusting log-probabilities before a token is drawn: forbidden ids, a grammar's allowed ids, biases, any function.
+"""Functions that adjust log-probabilities before a token is drawn: forbid ids, allow a grammar's ids, add biases.
 
 `Sampler` calls one function with the row of all log-probabilities, and draws from the row that the function returns.
 `adjustment` builds that function from the caller's options. Masks are applied last: a masked token stays impossible,
@@ -20,9 +20,9 @@ from txl_runtime.types import Ids
 Row: TypeAlias = NDArray[np.float64]
 """Natural log-probabilities of one position in vocabulary order, float64 [V]; -inf for a token that is never drawn."""
 Adjust: TypeAlias = Callable[[Row, Ids], ArrayLike]
-"""A function (row, tokens) → row; tokens are the sequence's ids so far, int32 [n]. It may change the row in place.
+"""A function (row, tokens) → row; tokens are the sequence's ids so far, int32 [n]. The function may change its row.
 
-The ids are those of the prompt, then the drawn ones. The returned row need not be normalised, and may be float32.
+The ids are the prompt's ids, then the drawn ids. The returned row need not be normalised, and may be float32.
 """
 Allow: TypeAlias = Iterable[int] | Callable[[Ids], Iterable[int]]
 """Ids that may be drawn, or a function that returns them when it is given the sequence's ids so far, int32 [n]."""
@@ -93,7 +93,7 @@ def called(adjust: Adjust, row: Row, tokens: Ids) -> Row:
     result = _asked("adjust", adjust, row, tokens)
     try:
         changed = np.zeros(0) if isinstance(result, np.ma.MaskedArray) else np.asarray(result)
-    except Exception:  # an array on a device, or rows of different lengths
+    except Exception:  # raised for an array on a device, or for rows of different lengths
         changed = np.zeros(0, np.object_)
     if changed.shape != (size,) or changed.dtype.kind != "f":
         what = f"{changed.dtype} {list(changed.shape)}" if isinstance(result, np.ndarray) else shown(result)
@@ -102,7 +102,7 @@ def called(adjust: Adjust, row: Row, tokens: Ids) -> Row:
             "the row that it was given, changed"
         )
     best = changed.max()
-    if not best < np.inf:  # also true for NaN
+    if not best < np.inf:  # this is also true if `best` is NaN
         at = int(np.flatnonzero(~(changed < np.inf))[0])
         raise UsageError(
             f"adjust returned {changed[at]} for token {at}, expected a number, or -inf for a token that is never drawn"

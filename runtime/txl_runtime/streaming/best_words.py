@@ -1,14 +1,15 @@
-"""Drawing from the best words of each part of a softmax, which mostly suffice without the row of all log-probabilities.
+"""A draw from the best words of each part of a softmax, which mostly needs no row of all log-probabilities.
 
 A program "next" returns the K best words of each part, the best first (see `txl_engines.composing`). In a part with
-more than K words, no other word exceeds the last returned value. So the returned words above the largest of these
+more than K words, no other word exceeds the last returned value. So the returned words above the largest of these last
 values are the best of the whole vocabulary, in a known order, and a draw among them gives the same word as the row:
 
 * **Greedy** and **top-k** need the best word, or the k best.
-* **top-p** needs the words whose weights reach the share p of the total, the sum of the parts' sums. The device added
-  those up in float32, so if a relative error of `CLOSE` could change the nucleus, the row has to decide.
+* **top-p** needs the words whose weights reach the share p of the total, the sum of the parts' sums. The device
+  computed these sums in float32, so if a relative error of `CLOSE` could change the choice, the row has to decide.
 
-`BestWords` returns None if these words do not suffice, and for a draw from the whole vocabulary: both need the row.
+`BestWords` returns None if the returned words do not suffice, or for a draw from the whole vocabulary: both need the
+row.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class BestWords:
     """The result of a program "next" for b sequences: the K best words of each part of the softmax.
 
     Args:
-        clusters: token ids [first, last) of each part: the head's words, then those of each tail.
+        clusters: token ids [first, last) of each part: the head's words, then each tail's words.
         given: the program's outputs by name: "<part>.ids" and "<part>.values" [b, K], "sums" [b, parts], "clusters" [b,
             tails]. A device may fill them after the construction, before the first method is called.
     """
@@ -48,23 +49,23 @@ class BestWords:
         """Return each sequence's best word [b], and whether it is certain [b]: False if a second word of its part is
         equally good.
 
-        Of two sequences, for example ([17, 4], [True, False]).
+        For example, two sequences give ([17, 4], [True, False]).
         """
         firsts, seconds = (
             np.array([values[:b, min(at, values.shape[1] - 1)] for values in self._values]) for at in (0, 1)
-        )  # both have the shape [parts, b]
+        )  # both arrays have the shape [parts, b]
         if self._offsets is not None:
             firsts[1:] += self._offsets[:b].T
             seconds[1:] += self._offsets[:b].T
         ids, rows = np.array([ids[:b, 0] for ids in self._ids]), np.arange(b)
-        part = firsts.argmax(axis=0)  # argmax takes the first of equal parts, as it would in the whole row
-        sound = self._sums[:b].sum(axis=1) > 0  # also False if the sum is NaN
+        part = firsts.argmax(axis=0)  # of equal parts argmax takes the first, as in the whole row
+        sound = self._sums[:b].sum(axis=1) > 0  # `sound` is also False if the sum is NaN
         return ids[part, rows], sound & (firsts[part, rows] > seconds[part, rows])
 
     def candidates(self, stream: int, temperature: float, top_k: int | None, top_p: float | None) -> Weighted | None:
         """Return the words that may be drawn for a sequence, as `Sampler` finds them in a row; None if a row is needed.
 
-        With `top_k` 2, for example ([17, 4], [0.7, 0.3]).
+        For example, `top_k` 2 gives ([17, 4], [0.7, 0.3]).
 
         Raises:
             BackendError: the log-probabilities hold NaN.
@@ -73,7 +74,7 @@ class BestWords:
             raise BackendError(f"stream {stream} produced NaN, expected log-probabilities; reset the stream")
         if temperature > 0 and top_k is None and top_p is None:
             return None
-        # Add in float32, as the program does: then words that tie in the whole row tie here.
+        # Add in float32, as the program does, so that words that tie in the whole row tie here.
         parts = [values[stream] for values in self._values]
         if self._offsets is not None:
             parts[1:] = [part + offset for part, offset in zip(parts[1:], self._offsets[stream], strict=True)]
@@ -105,7 +106,7 @@ class BestWords:
         """Yield pairs (result, expected from the whole row [b, V]) for each part: values, values at the ids, logs of
         sums.
 
-        With V 256 and two parts, the ids of a part may be [2, 8].
+        For example, with b 2 and K 8, the ids of each part are [2, 8].
         """
         b = len(row)
         for part, (first, last) in enumerate(self._clusters):

@@ -30,8 +30,9 @@ class CarriedState:
     def __init__(self, manifest: Manifest, loop: Loop, update: str, batch_size: int) -> None:
         self._manifest, self.loop, self._b = manifest, loop, batch_size
         self._states, self._can = manifest.states_of(update), manifest.can
-        self._replaced = 0  # number of resets, restores and so on; a running `generate` raises after one
-        self._selected = 0  # number of selects; a `generate` whose prompt is not yet fed raises after one
+        self._replaced = 0  # number of resets, restores and so on; a running `generate` raises an error when it changes
+        # number of selects; a `generate` whose prompt is not yet fed raises an error when it changes
+        self._selected = 0
         self.half_changed = False
 
     def __repr__(self) -> str:
@@ -140,7 +141,7 @@ class CarriedState:
             self.loop.put(which, rows)
 
     def reset(self, rows: ArrayLike | None = None) -> None:
-        """Set sequences to their first state: all of them, or the ones in `rows`, e.g. [1] or [False, True].
+        """Set sequences to their first state: all of them, or only those that `rows` names, e.g. [1] or [False, True].
 
         Raises:
             UsageError: an index is out of range, or `rows` name only some sequences of a model that runs in lockstep.
@@ -246,7 +247,7 @@ class CarriedState:
         return self._whole()
 
     def _whole(self) -> Loop:
-        """Return the loop.
+        """Return the loop, after checking that its state is whole.
 
         Raises:
             UsageError: an interrupt left the loop's state half replaced.

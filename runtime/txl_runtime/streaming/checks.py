@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from txl_runtime.errors import UsageError, brief, one_line
 
 MOST_NAMED = 2**16
-"""Maximum number of entries of a list of rows, of stop tokens or of stop texts: a longer one is a mistake or an
+"""Maximum number of entries of a list of rows, of stop tokens or of stop texts: a longer list is a mistake or an
 attack."""
 FEW = 16
 """Maximum number of ids for which Python's min and max are faster than NumPy."""
@@ -52,7 +52,7 @@ def check_tokens(
     counts = check_lengths(lengths, batch_size, ids.shape[1])
     counted = ids if lengths is None else np.where(np.arange(ids.shape[1]) < counts[:, None], ids, 0)
     if not ids_fit(counted, vocab_size):
-        check_ids(ids, counted.astype(np.uint64) >= vocab_size, vocab_size, what)  # -1 becomes 2**64 - 1
+        check_ids(ids, counted.astype(np.uint64) >= vocab_size, vocab_size, what)  # as uint64, -1 becomes 2**64 - 1
     return counted.astype(np.int32), counts
 
 
@@ -64,13 +64,13 @@ def ids_fit(found: NDArray[Any], vocab_size: int) -> bool:
     if 0 < found.size <= FEW:
         values: list[int] = found.ravel().tolist()
         return min(values) >= 0 and max(values) < vocab_size
-    return not np.count_nonzero(found.astype(np.uint64) >= vocab_size)  # -1 becomes 2**64 - 1
+    return not np.count_nonzero(found.astype(np.uint64) >= vocab_size)  # as uint64, -1 becomes 2**64 - 1
 
 
 def check_ids(found: NDArray[Any], bad: NDArray[np.bool_], vocab_size: int, what: str) -> None:
     """Raise UsageError for the first id that `bad` marks, if any.
 
-    For example, ids [[1, 300]] with `bad` [[False, True]] where V is 256.
+    For example, the error names id 300 for ids [[1, 300]] with `bad` [[False, True]] if V is 256.
     """
     if np.count_nonzero(bad):
         place = np.argwhere(bad)[0].tolist()
@@ -91,7 +91,7 @@ def check_listed(given: object, vocab_size: int, what: str) -> NDArray[np.int64]
         most = max(MOST_NAMED, vocab_size)
         try:
             values: tuple[Any, ...] = tuple(islice(given, most + 1))  # type: ignore[call-overload]
-        except Exception:  # not iterable, an array without axes, or an object whose __iter__ raises
+        except Exception:  # raised if `given` is not iterable or has no axes, or by its `__iter__`
             values = (None,)
         if len(values) <= most and all(is_whole(token) and 0 <= token < vocab_size for token in values):
             return np.array(values, np.int64)
@@ -162,7 +162,7 @@ def check_path(path: object) -> Path:
         try:
             place = Path(path)
             named = os.fsencode(place)
-        except (TypeError, ValueError):  # a PathLike of bytes, or characters that the file system cannot encode
+        except (TypeError, ValueError):  # raised for a PathLike of bytes, or characters that no file name has
             named = b"\0"
         if b"\0" not in named:
             return place
@@ -188,7 +188,7 @@ def as_array(values: ArrayLike, what: str) -> NDArray[Any]:
         return np.asarray(values)
     except ValueError:
         raise UsageError(f"{what} have rows of different lengths, expected one rectangular array; pad them") from None
-    except Exception as error:  # an array on a device, or an object whose __array__ raises
+    except Exception as error:  # raised for an array on a device, or by an object's `__array__`
         reason = one_line(error)
         raise UsageError(f"{what} cannot be read by NumPy ({reason}), expected an array in the host's memory") from None
 
@@ -210,7 +210,7 @@ def shown(value: object) -> str:
     """Return a short text of any value, for a message."""
     try:
         text = repr(value)
-    except Exception:  # e.g. an int of more digits than Python prints, or a __repr__ that raises
+    except Exception:  # raised e.g. for an int of more digits than Python prints, or by a `__repr__`
         text = f"a {type(value).__name__}"
     return brief(text)
 

@@ -1,7 +1,7 @@
-"""A store of texts that were read, which is searched for each prediction, and its mixture with the model's
-distribution.
+"""The protocol of a store of read positions, which is searched at each prediction, and the mixture of its answer with
+the model's distribution.
 
-The application has the store itself and its search: a stream only calls `Datastore.shares`.
+The application brings the store and the search: a stream only calls `Datastore.shares`.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ ROWS = 16
 
 
 class Datastore(Protocol):
-    """A store of positions that were read: of each its feature, which entered the softmax, and the token after it."""
+    """A store of positions that were read: at each, the features that entered the softmax, and the next token."""
 
     def shares(self, features: Floats, entropies: Entropies) -> tuple[Ids, Shares]:
-        """Return the neighbours' tokens, int32 [n, K], and their shares, float64 [n, K], of features float32 [n, F].
+        """Return neighbours' tokens, int32 [n, K], and their shares, float64 [n, K], for features float32 [n, F].
 
-        A store that weighs each position on its own may call `entropies`, which computes all words' log-probabilities.
-        Tokens may repeat, and their shares then add up: tokens [[5, 5, 9]] with shares [[0.1, 0.1, 0.05]] give token 5
-        a fifth of the probability. The shares of a position add up to less than 1, and the model's distribution gets
-        the rest. Where all are 0, the model's stays as it is, to the bit.
+        The neighbours are the stored positions whose features are near. A store that weighs each position on its own
+        may call `entropies`, which computes all words' log-probabilities. Tokens may repeat, and their shares then add
+        up: tokens [[5, 5, 9]] with shares [[0.1, 0.1, 0.05]] give token 5 a fifth of the probability. The shares of a
+        position add up to less than 1, and the model's distribution gets the difference. If all shares are 0, the
+        model's distribution stays as it is, to the bit.
         """
 
 
@@ -46,7 +47,7 @@ def check_datastore(datastore: object, output: object) -> None:
         output: the softmax of the stream's loop.
 
     Raises:
-        UsageError: it cannot, or the stream's programs return log-probabilities alone.
+        UsageError: the object has no search, or the stream's programs return only log-probabilities.
     """
     if not callable(getattr(datastore, "shares", None)):
         raise UsageError(f"datastore is {shown(datastore)}, expected one that was opened; open the folder first")
@@ -57,7 +58,7 @@ def searched(datastore: Datastore, features: Floats, output: StreamSoftmax) -> t
     """Search a store; return checked tokens int32 [n, K] and shares float64 [n, K], as `Datastore.shares` describes
     them.
 
-    For example, features [3, 64] and K 8 give [3, 8] twice.
+    For example, features [3, 64] and K 8 give tokens [3, 8] and shares [3, 8].
 
     Args:
         features: rows that enter the softmax `output`, float32 [n, F].
@@ -89,7 +90,7 @@ def searched(datastore: Datastore, features: Floats, output: StreamSoftmax) -> t
 def entropies(output: StreamSoftmax, features: Floats) -> NDArray[np.float64]:
     """Return the entropy of the whole softmax after each of n feature rows [n, F], float64 [n], in nats.
 
-    Of two words that are equally likely it is log 2 = 0.69.
+    For example, two words that are equally likely have the entropy log 2 = 0.69.
     """
     rows, entropy = np.empty((ROWS, output.clusters[-1][1]), np.float32), np.empty(len(features))
     for first in range(0, len(features), ROWS):
@@ -101,7 +102,7 @@ def entropies(output: StreamSoftmax, features: Floats) -> NDArray[np.float64]:
 
 
 def check_features(what: str, output: object) -> None:
-    """Raise UsageError if a softmax reads no features: if programs return log-probabilities."""
+    """Raise UsageError if a softmax reads no features, because its programs return log-probabilities."""
     if isinstance(output, WholeSoftmax):
         raise UsageError(
             f"{what}: this model's programs return log-probabilities alone, expected the rows that enter the softmax; "
@@ -120,7 +121,7 @@ def mixed(row: Shares, tokens: Array, shares: Shares) -> Shares:
     """
     ids, at = np.unique(tokens, return_inverse=True)
     result: Shares = row + np.log1p(-shares.sum())
-    with np.errstate(divide="ignore"):  # a share of 0: the token keeps what the model gives it
+    with np.errstate(divide="ignore"):  # log 0 is -inf: the token keeps what the model gives it
         result[ids] = np.logaddexp(result[ids], np.log(np.bincount(at, shares, len(ids))))
     return result
 
@@ -134,7 +135,7 @@ def mixed_nll(nll: Floats, targets: Ids, tokens: Ids, shares: Shares) -> Floats:
         tokens, shares: neighbours' tokens and shares, [n, K].
     """
     hits = np.where(tokens == targets[:, None], shares, 0.0).sum(axis=1)
-    with np.errstate(divide="ignore"):  # no neighbour was followed by the target
+    with np.errstate(divide="ignore"):  # the log of 0 is -inf, if no neighbour was followed by the target
         mixture = -np.logaddexp(np.log(hits), np.log1p(-shares.sum(axis=1)) - nll)
     result: Floats = mixture.astype(np.float32)
     return result

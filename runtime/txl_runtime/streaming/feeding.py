@@ -1,4 +1,4 @@
-"""Feeding of any number of positions: cut named arrays into segments, add look-ahead positions, and join
+"""A function that feeds any number of positions: it cuts arrays into segments with look-ahead, runs these, and joins
 the outputs.
 """
 
@@ -30,7 +30,7 @@ def feed_arrays(found: Checked, manifest: Manifest, batch_size: int, run: Segmen
         last: whether to return only each sequence's last position; results then have no axis of positions.
 
     Returns:
-        Outputs by name, e.g. [b, T, F]. An output without an axis of positions is that of the sequence's last segment.
+        Outputs by name, e.g. [b, T, F]. An output without an axis of positions comes from the sequence's last segment.
 
     Raises:
         UsageError: the inputs cannot be cut into segments; nothing was run.

@@ -1,4 +1,4 @@
-"""Running a segment that must be finite: NaN or infinity in an input, output or state raises an error that names it."""
+"""A runner of segments that must be finite: NaN or infinity in an input, output or state raises an error."""
 
 from __future__ import annotations
 

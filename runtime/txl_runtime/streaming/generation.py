@@ -23,12 +23,12 @@ class Generation(Generator[Ids, None, None]):
         self._drawn, self._ends = drawn, ends
 
     def send(self, value: None) -> Ids:
-        """Return the next tokens, as `next` does. For example, [17, 4] of two sequences."""
+        """Return the next tokens, as `next` does. For example, [17, 4] for two sequences."""
         return self._drawn.send(value)
 
     def throw(self, kind: Any, value: Any = None, at: Any = None, /) -> Ids:
-        """Raise an error inside the generator, which ends it. After 3 of 10 tokens, those that were fed stay in the
-        state.
+        """Raise an error inside the generator, which ends the generation. If 3 of 10 tokens were fed, the state keeps
+        these 3 tokens.
         """
         return self._drawn.throw(kind if value is None else value)
 
@@ -36,8 +36,8 @@ class Generation(Generator[Ids, None, None]):
     def logprobs(self) -> Floats | None:
         """Natural log-probabilities of the latest tokens, float32 [b].
 
-        They are the model's own, before `datastore`, `adjust`, `logit_bias`, `allow`, `forbid` and temperature. A
-        sequence that had already stopped has 0. The whole is None before the first token, and without
+        The values are the model's own, before `datastore`, `adjust`, `logit_bias`, `allow`, `forbid` and temperature. A
+        sequence that had already stopped has 0. The property is None before the first token, and without
         `generate(logprobs=True)`.
         """
         return self._ends.logprobs
@@ -108,7 +108,7 @@ class Ends:
     def take(self, tokens: Ids, running: NDArray[np.bool_], last: bool) -> None:
         """Process one token [b] per running sequence; set running [b] to False for each sequence that ends.
 
-        For example, tokens [17, 4] with `running` [True, False] are one token of sequence 0.
+        For example, tokens [17, 4] with `running` [True, False] process token 17 for sequence 0.
 
         Args:
             last: True if these are the last tokens: no text is held back then.

@@ -89,7 +89,7 @@ class Segments:
     """A checker and runner of a stream's segments of named inputs.
 
     If all positions count, a check needs types and shapes, and of the values only token ids. So the first segment of
-    each combination of types and shapes is checked in full. Later ones of that combination have only their ids checked.
+    each combination of types and shapes is checked in full; in later segments of the combination, only the ids are.
     """
 
     def __init__(self, manifest: Manifest) -> None:

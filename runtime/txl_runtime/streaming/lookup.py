@@ -3,8 +3,8 @@
 Text often repeats itself: "for i in range(" is probably followed by the same tokens as the last time. The draft d1 … d4
 runs behind the latest token t as one segment [t, d1, d2, d3, d4], which is not committed to the state yet. A token is
 then drawn at each position, as if it were a step. While the drawn token equals the draft's, drawing goes on at the next
-position. The first different token ends the draft, and only the positions before it are committed. So the tokens are
-those of plain decoding; logits may differ by rounding, because a segment multiplies matrices of other shapes.
+position. The first different token ends the draft, and only the positions before it are committed. So this gives the
+same tokens as plain decoding; logits may differ by rounding, because a segment multiplies matrices of other shapes.
 
 A draft costs more time than a step. `Pace` compares the time of drafts with the time of the steps that they saved, and
 pauses drafts that lose time. (Prompt lookup decoding: Saxena 2023; checking drafts in one pass: Leviathan et al. 2023,
@@ -34,20 +34,20 @@ MOST_DRAFT = 4
 takes little more time where reading weights is the bottleneck.
 """
 SHORT = 8
-"""Longest segment length of a program that drafts run in: in a longer one, computing the padding costs more than drafts
-save.
+"""Longest segment length of a program that drafts run in: in a longer program, computing the padding costs more than
+drafts save.
 """
 MATCH = 3
-"""Number of latest tokens that are looked up. Looking up 6 or 4 first gained the same within 4 % when replayed."""
+"""Number of latest tokens that are looked up. In replays, looking up 6 or 4 tokens first gained the same within 4 %."""
 KEPT = 2**16
-"""Number of latest tokens that are kept when older ones are dropped, which happens at twice that number; about 150
-bytes each.
+"""Number of latest tokens that are kept when older tokens are dropped, which happens at twice that number. A token
+takes about 150 bytes.
 """
 SHARE = 0.01
 """Largest share of the total time that drafts may lose."""
 FIRST, WARM, MEAN_OF = 2, 6, 32
-"""Numbers of runs: the first 2 are not timed, because engines prepare in them; drafts begin after 6 steps, and until
-then the shortest time counts; later a running mean over 32 counts, in which a time counts at most twice the mean,
+"""Numbers of runs. The first 2 are not timed, because engines prepare in them. Drafts begin after 6 steps; until then
+the usual time is the shortest time, later a running mean over 32 runs. A run counts as at most twice the usual time,
 because a process may have to wait for a processor.
 """
 
@@ -67,7 +67,7 @@ def longest_draft(lookup: int, manifest: Manifest, parts: Parts) -> int:
     stepwise, draft = manifest.stepwise or 0, 0
     while draft < min(lookup, stepwise - 1) and _holds(draft + 2, manifest):
         draft += 1
-    # with exact lengths, `_holds` has already checked the parts
+    # if lengths are exact, `_holds` has already checked which parts can be committed
     refusal = parts.refusal if manifest.can.run_ragged else ""
     if draft and not refusal:
         return draft
@@ -83,9 +83,7 @@ def longest_draft(lookup: int, manifest: Manifest, parts: Parts) -> int:
 
 
 def _holds(size: int, manifest: Manifest) -> bool:
-    """Return whether a program runs segments of `size` well: one of exactly this length, or a padded one of
-    at most 8.
-    """
+    """Return whether a program runs segments of `size` positions well: of this length, or of at most 8, padded."""
     known = manifest.segment_lengths
     if manifest.can.run_ragged:
         return min((length for length in known if length >= size), default=SHORT + 1) <= SHORT
@@ -97,7 +95,7 @@ class Repeats:
 
     Args:
         tokens: the sequence's first tokens.
-        kept: number of latest tokens that are kept when older ones are dropped; None for `KEPT`.
+        kept: number of latest tokens that are kept when older tokens are dropped; None for `KEPT`.
     """
 
     def __init__(self, tokens: Sequence[int], kept: int | None = None) -> None:
@@ -117,7 +115,7 @@ class Repeats:
             self._read.append(token)
 
     def find(self, most: int) -> list[int]:
-        """Return the `most` tokens that followed the latest 3 tokens at their previous place; [] if there is none.
+        """Return the `most` tokens that followed the latest 3 tokens at their previous place; [] if these 3 are new.
 
         For [7, 8, 9, 7, 7, 8, 9] and 4 this is [7, 7, 8, 9]. For [7, 7, 7, 7] it is [7, 7, 7, 7]: where the tokens end,
         the part since the previous place is repeated.
@@ -130,7 +128,7 @@ class Repeats:
 class Pace:
     """A timer of steps and drafts, which pauses drafts while they lose time.
 
-    The loss is the time of drafts less the time of the steps that they saved, and never falls below 0. A draft is
+    The loss is the time of drafts minus the time of the steps that they saved, and never falls below 0. A draft is
     allowed while the loss is at most `SHARE` of the total time. So drafts that lose wait until more steps have run.
 
     Args:
@@ -140,7 +138,7 @@ class Pace:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock, self._since, self._part = clock, 0.0, 0.0
         self._spent = self._loss = 0.0
-        # for [steps, drafts]: number of runs, usual time in seconds
+        # two lists with an entry for steps and one for drafts: number of runs, and usual time in seconds
         self._counts, self._usual = [0, 0], [math.inf, math.inf]
         self._follows = False  # True if the latest run was a draft
 
@@ -181,7 +179,7 @@ class Pace:
 class Positions(StreamSoftmax):
     """An uncommitted segment [b, T], at whose positions tokens are drawn one after the other.
 
-    It is also the softmax for these draws, because the head was computed for all positions at once.
+    This object is also the softmax for these draws, because the head was computed for all positions at once.
 
     Args:
         output: the softmax.
@@ -191,12 +189,12 @@ class Positions(StreamSoftmax):
     Attributes:
         at: index of the position of the next draw.
         counts: int32 [b], number of positions to commit; at least 1 for each sequence that runs.
-        lost: True if the engine failed, or was interrupted, while it committed them.
+        lost: True if the engine failed, or was interrupted, while it committed these positions.
     """
 
     def __init__(self, output: StreamSoftmax, result: Result, ran: Ids) -> None:
         self.name, self.clusters, self._output = output.name, output.clusters, output
-        # copied, because a caller's `adjust` may run a part again, which overwrites the program's outputs
+        # copy the rows, because a caller's `adjust` may run a part again, which overwrites the program's outputs
         self._rows = result.rows().copy()
         self.at, self.counts, self.lost = 0, np.minimum(ran, 1), False
         self._heads = self._rows
@@ -204,7 +202,7 @@ class Positions(StreamSoftmax):
             return
         b, length, width = self._rows.shape
         live = np.flatnonzero(np.arange(length) < ran[:, None])
-        # padded to a multiple of b, because an engine is bound to few numbers of rows
+        # pad to a multiple of b, because an engine is bound to few numbers of rows
         filled = np.resize(live, -(-live.size // b) * b)
         head = output.head(self._rows.reshape(b * length, width)[filled])
         heads = np.zeros((b * length, head.shape[1]), np.float32)
@@ -212,7 +210,7 @@ class Positions(StreamSoftmax):
         self._heads = heads.reshape(b, length, -1)
 
     def step(self, sequences: NDArray[np.bool_]) -> None:
-        """Go on to the next position, and count it as one to commit for the sequences in this mask, bool [b].
+        """Go on to the next position, and count it among the positions to commit, for sequences in this mask, bool [b].
 
         For example, [True, False] counts one more position for sequence 0.
         """
@@ -246,7 +244,7 @@ class Positions(StreamSoftmax):
 
 
 class Draft(Positions):
-    """An uncommitted segment [b, T]: each sequence's latest token and its draft. It ends for all sequences at once.
+    """An uncommitted segment [b, T] of each sequence's latest token and draft. All sequences' drafts end together.
 
     Args:
         output, result: see `Positions`.
@@ -257,7 +255,7 @@ class Draft(Positions):
     def __init__(self, output: StreamSoftmax, result: Result, ids: Ids, fed: NDArray[np.bool_]) -> None:
         super().__init__(output, result, fed.astype(np.int32) * ids.shape[1])
         self._ids = ids
-        self._fed = fed.copy()  # copied, because the caller clears the entry of a sequence that stops
+        self._fed = fed.copy()  # a copy, because the caller clears the entry of a sequence that stops
 
     def follows(self, tokens: Ids, fed: NDArray[np.bool_]) -> bool:
         """Go on to the next position if the draft predicted these tokens [b] there; return whether it did.
@@ -286,11 +284,11 @@ class Lookup:
         self._most, self.pace = most, pace
         self._read = [Repeats(prompt, KEPT // len(prompts)) for prompt in prompts]
         self._kept = 0  # number of positions of the latest draft that were right; 0 after a step
-        # weak, so that a suspended generator does not keep a closed engine alive
+        # a weak reference, so that a suspended generator does not keep a closed engine alive
         self._draft: weakref.ref[Draft] | None = None
 
     def add(self, tokens: Ids) -> None:
-        """Add one drawn token of each sequence, int32 [b]. For example, [17, 4] of two sequences."""
+        """Add one drawn token of each sequence, int32 [b]. For example, [17, 4] for two sequences."""
         for repeats, token in zip(self._read, tokens.tolist(), strict=True):
             repeats.add((token,))
 
@@ -313,9 +311,9 @@ class Lookup:
         return np.array(drafts, np.int32)
 
     def begin(self, output: StreamSoftmax, result: Result, ids: Ids, fed: NDArray[np.bool_]) -> Draft:
-        """Return the `Draft` of a segment that has run; the arguments are those of `Draft`.
+        """Return the `Draft` of a segment that has run; the arguments are the arguments of `Draft`.
 
-        For example, ids [[17, 5, 9, 2]]: the token to feed and the draft of 3 behind it.
+        For example, ids [[17, 5, 9, 2]] hold the token to feed, 17, and its draft of 3 tokens.
         """
         draft = Draft(output, result, ids, fed)
         self._draft, self._kept = weakref.ref(draft), 1

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Result(Protocol):
-    """The result of one segment. It is valid until the loop's next run, and may stay on a device until it is read."""
+    """The result of one segment, valid until the loop's next run; it may stay on a device until it is read."""
 
     def rows(self) -> Floats:
         """Return the program's feature rows for every position, [b, T, F], which `Loop.output` reads.
@@ -37,7 +37,7 @@ class Result(Protocol):
     def last(self) -> Floats:
         """Return the feature row at each sequence's last counted position, [b, F]; for an idle sequence, its first row.
 
-        With counts [5, 3], those are positions 4 and 2.
+        For example, counts [5, 3] give the rows at positions 4 and 2.
         """
 
     def parts(self) -> BestWords | None:
@@ -65,7 +65,7 @@ class Loop(Protocol):
     Attributes:
         output: the softmax, which turns rows of features into log-probabilities.
         piecewise: whether copying the state's tensors one by one costs no more than copying all at once.
-        leading: whether a step computes only the sequences up to the last one that runs.
+        leading: whether a step computes only the sequences up to the last sequence that runs.
         parts: the rules for committing only a part of a segment.
     """
 
@@ -88,8 +88,8 @@ class Loop(Protocol):
     def run(self, inputs: Mapping[str, Array], counts: Ids, want: Want = "rows", commit: bool = True) -> Result:
         """Run one segment in the smallest program that holds it. With all counts 0 nothing runs.
 
-        The new state is committed in one assignment: an interrupt leaves either the state before the segment or the one
-        after it.
+        The new state is committed in one assignment. So an interrupt leaves either the state before the segment or the
+        state after it.
 
         Args:
             inputs: checked arrays by name. "B" and "L" of the input table are b and T (plus look-ahead); padding is
@@ -97,7 +97,7 @@ class Loop(Protocol):
                 them. Without `commit` the loop keeps the arrays, not copies, for a later `commit`.
             counts: int32 [b], number of positions that count in each sequence; 0 leaves a sequence idle.
             want: the method of the result that the caller will use.
-            commit: whether the segment becomes part of the state; if not, a later `commit` can still make it so.
+            commit: whether the segment becomes part of the state; if not, a later `commit` can still add it.
 
         Raises:
             BackendError: the engine failed; the state is unchanged.
@@ -118,7 +118,7 @@ class Loop(Protocol):
         Raises:
             UsageError: a count is larger than the positions that ran, or the model does not allow this part; the
                 segment can still be committed.
-            BackendError: the engine failed while the part ran again; the state is the one before the segment.
+            BackendError: the engine failed while the part ran again; the state before the segment stays.
         """
         return
 
@@ -155,7 +155,7 @@ class Loop(Protocol):
         """
 
     def take(self, row: int, names: Collection[str] | None = None) -> RowState:
-        """Return a copy of one sequence's state, with all its tensors or only those in `names`."""
+        """Return a copy of one sequence's state, with all its tensors or only the tensors in `names`."""
 
     def put(self, row: int, state: RowState) -> None:
         """Set a cleared sequence to a state that `take` returned."""
@@ -203,9 +203,9 @@ class LoopState(Loop):
     def count(self, counts: Ids) -> int:
         """Set the number of positions that count, int32 [b], and return the number of sequences to compute.
 
-        The sequences up to the last one that is not idle are computed: 2 for counts [0, 3, 0], 0 if all are idle.
+        The sequences up to the last sequence that is not idle are computed: 2 for counts [0, 3, 0], 0 if all are idle.
         """
-        self._computed = 0  # so that after a failure `commit` finds no segment
+        self._computed = 0  # set to 0, so that after a failure `commit` finds no segment
         counted, rows = self._counted
         if counts is counted:
             return rows
@@ -218,22 +218,20 @@ class LoopState(Loop):
             valid[b:] = max(values) if self._together else 0
             valid = valid[:b]
         valid[...] = counts
-        # an array of `inputs.Segments` never changes, so it is read only once
+        # an array that `inputs.Segments` has checked never changes, so it is read only once
         if counts.base is None and not counts.flags.writeable:
             self._counted = counts, rows
         return rows
 
     def commit(self, counts: Ids | None = None) -> None:
         computed = self._computed if counts is None else self._accept(counts)
-        self._computed = 0  # cleared first, so that an interrupted commit is not repeated
+        self._computed = 0  # set to 0 before the commit, so that an interrupted commit is not repeated
         if computed:
             with self._lock:
                 self.counters.advance(computed, self._spill)
 
     def _accept(self, counts: Ids) -> int:
-        """Set the positions to commit; return the number of sequences to commit, or 0 if none is or the part has run
-        again.
-        """
+        """Set the positions to commit; return the number of sequences to commit, 0 if the part has run again."""
         computed, (inputs, b) = self._computed, self._tried
         if not computed:
             return 0
@@ -254,7 +252,7 @@ class LoopState(Loop):
             return [pair for placement in self.placements for pair in placement.written(1 - self.counters.side)]
 
     def limit(self, rows: Indices, most: int) -> None:
-        self.counters.most[rows] = most  # needs no lock: counters lie on the host in every loop
+        self.counters.most[rows] = most  # this needs no lock: counters lie on the host in every loop
         np.minimum(self.fill, self.counters.most, out=self.fill)
 
     def clear(self, rows: Indices) -> None:
@@ -328,16 +326,14 @@ class Backend(Protocol):
     precision: str | None = None
 
     def fitting(self, manifest: Manifest, sequences: int) -> Manifest:
-        """Return the manifest with which to open a stream of `sequences`: the same, or one with a smaller
-        batch size.
-        """
+        """Return the manifest with which to open a stream of `sequences`: this one, or one of a smaller batch size."""
         return manifest
 
     def open_loop(self, manifest: Manifest, initial: Initial) -> Loop:
         """Return a loop whose sequences are in their first state.
 
         Args:
-            manifest: manifest of the bundle, or the one that `fitting` returned.
+            manifest: manifest of the bundle, or the manifest that `fitting` returned.
             initial: first values of the states, from `initial_values`.
         """
 

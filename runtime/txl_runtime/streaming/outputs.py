@@ -40,9 +40,9 @@ class StreamSoftmax(Protocol):
         """
 
     def counted(self, features: Floats, counts: Ids, out: Floats) -> None:
-        """Compute log-probabilities at the positions that count, [b, T, F] → out [b, T, V]; the rest of `out` stays.
+        """Compute log-probabilities at the positions that count, [b, T, F] → out [b, T, V]; elsewhere `out` stays.
 
-        With counts [5, 3], those are 8 positions.
+        For example, counts [5, 3] are 8 positions.
         """
         for row, count in enumerate(counts.tolist()):
             if count:
@@ -55,12 +55,12 @@ class StreamSoftmax(Protocol):
         """
 
     def head(self, features: Floats) -> Floats:
-        """Return the head, [n, F] → [n, words of cluster 0 + further clusters]; valid until the next call."""
+        """Return the head's values, [n, F] → [n, words of cluster 0 + further clusters]; valid until the next call."""
 
     def tail(self, features: Floats, cluster: int) -> Floats:
         """Return log p(word | cluster) of a further cluster, [n, F] → [n, words of the cluster].
 
-        A cluster of 200 words: [3, 64] → [3, 200].
+        For example, a cluster of 200 words: [3, 64] → [3, 200].
         """
 
 
@@ -76,7 +76,7 @@ class WholeSoftmax(StreamSoftmax):
         np.copyto(out, features)
 
     def counted(self, features: Floats, counts: Ids, out: Floats) -> None:
-        # all positions count; for a few numbers, a list is faster than NumPy
+        # a shortcut if all positions count; for a few numbers, a list is faster than NumPy
         if counts.tolist().count(features.shape[1]) == len(counts):
             out[...] = features
         else:
@@ -99,7 +99,7 @@ class DrawCount:
 
     Attributes:
         tokens: number of tokens drawn so far.
-        tails: number of tails that were computed for them.
+        tails: number of tails that were computed to draw the tokens.
         drafts: number of segments that tried drafts.
         drafted: number of tokens in the drafts of all sequences.
         kept: number of drafted tokens that were drawn as predicted; each saved its sequence a step.
@@ -141,7 +141,7 @@ class SegmentResult:
         self._table, self._given = table, given
 
     def rows(self) -> Floats:
-        """See `loop.Result`."""
+        """Return the feature rows; see `loop.Result.rows`."""
         assert self._rows is not None, "a stream asks for log-probabilities where there are any"
         return self._rows
 
@@ -153,7 +153,7 @@ class SegmentResult:
         return self._given or {}
 
     def last(self) -> Floats:
-        """See `loop.Result`."""
+        """Return each sequence's last row; see `loop.Result.last`."""
         rows = self.rows()
         if rows.shape[1] == 1:
             return rows[:, 0]
@@ -165,13 +165,13 @@ class SegmentResult:
         return None
 
     def nll(self) -> Floats:
-        """See `loop.Result`."""
+        """Return negative log-likelihoods; see `loop.Result.nll`."""
         rows, targets = self.rows(), self._targets
         assert targets is not None, "targets are among the inputs of a segment whose nll is asked for"
         return self._output.nll(rows.reshape(targets.size, -1), targets.ravel()).reshape(targets.shape)
 
     def outputs(self) -> dict[str, Array]:
-        """See `loop.Result`."""
+        """Return copies of all outputs; see `loop.Result.outputs`."""
         arrays = self.given()
         results: dict[str, Array] = {}
         partly = self._counts.tolist().count(self._columns) < len(self._counts)

@@ -1,4 +1,4 @@
-"""Committing only the first positions of a segment: the parts that a model allows, and inputs to run a part again."""
+"""Rules for committing only the first positions of a segment, and the inputs with which such a part runs again."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ Want = Literal["rows", "last", "next", "nll"]
 """The method of `loop.Result` that a caller will use; an engine may have a program that computes only this result."""
 
 Shape: TypeAlias = tuple[int, ...] | None
-"""Shape of one state; None for an absent one."""
+"""Shape of one state; None for an absent state."""
 Shapes: TypeAlias = tuple[Shape, ...]
 """Shapes of all "replace" states, in the order of the table."""
 
@@ -27,11 +27,11 @@ KINDS: dict[Want, tuple[str, ...]] = {
     "next": ("next", "last", *WHOLE),
     "nll": ("score", *WHOLE),
 }
-"""Kinds of programs that can compute each wanted result, the kind that computes the least besides it first."""
+"""Kinds of programs that can compute each wanted result; the kind comes first that computes the least besides it."""
 
 
 def start_shape(state: StateTensor) -> Shape:
-    """Return the shape of a state before the first step; None if it is absent."""
+    """Return the shape of a state before the first step; None if the state is absent then."""
     if state.absent:
         return None
     if state.rows is None or state.row_axis is None:
@@ -45,7 +45,7 @@ def leaves_rows_open(program: Program) -> bool:
 
 
 def shapes_after(program: Program, states: Sequence[StateTensor]) -> tuple[tuple[int, ...], ...]:
-    """Return the shapes of the states that a program returns; every size in its table has to be a number."""
+    """Return the shapes of the states that a program returns; every size there has to be a number."""
     returned = {spec.name: spec for spec in program.outputs}
     return tuple(returned[state.output].fixed for state in states)
 
@@ -59,7 +59,7 @@ def features_of(program: Program, manifest: Manifest) -> Output | None:
 
 
 class Programs:
-    """The programs of one update rule and one batch size. Kinds in `WHOLE` serve every call; others are shortcuts."""
+    """The programs of one update rule and one batch size. Kinds in `WHOLE` give every result, other kinds some."""
 
     def __init__(self, manifest: Manifest, programs: Sequence[Program], backend: str = "cpu") -> None:
         self._backend, self._exact = backend, manifest.lengths == "exact"
@@ -81,8 +81,9 @@ class Programs:
         """Return the shortest program that holds `length` positions; with exact lengths, the program of just this
         length.
 
-        Shapes are those of all "replace" states, or () if they never change. Among equally short programs, the one that
-        computes the least besides `want` is chosen. So a shorter whole program wins over a longer shortcut.
+        `shapes` are the shapes of all "replace" states, or () if they never change. Among equally short programs, the
+        program that computes the least besides `want` is chosen. So a shorter whole program wins over a longer
+        shortcut.
 
         Raises:
             BackendError: no program holds `length` positions.

@@ -3,22 +3,23 @@
 In an adaptive softmax the head has log p of its own words and of the further clusters. The words of cluster c are known
 only once its tail is computed: log p(word) = log p(c) + tail[word], so p(word) <= p(c). Hence:
 
-* **Greedy**: a cluster with p(c) below the best known word cannot hold a better one. Clusters are computed, the most
-  probable first, until none is left that could.
-* **One draw at temperature 1 without top-k or top-p**: u is uniform in [0, total). The head alone decides whether u
-  falls on a head word or into a cluster, because the words of a cluster sum to p(c). Only that cluster's tail is
+* **Greedy**: a cluster with p(c) below the best known word cannot hold a better word. Clusters are computed, the most
+  probable first, until no cluster is left that could hold a better word.
+* **One draw at temperature 1 without top-k or top-p**: u is uniform in [0, total). Only the head decides whether u
+  falls on a head word or into a cluster, because the words of a cluster sum to p(c). Only the tail of this cluster is
   computed, to place the rest of u in it.
 * **One draw at a temperature T other than 1**: the weights p^(1/T) of a cluster's n words sum to between p(c)^(1/T) and
   n^(1-1/T) p(c)^(1/T) (all on one word; spread evenly). So the total has two bounds, and so has the point at which u
   falls. Clusters are computed, the most probable first, until both bounds of that point fall on the same word.
-* **top-k**: the k best are known once k known words are above p(c) of every cluster that is not computed; a temperature
-  does not change the order. **top-p**: the nucleus is known once the known words above every such p(c) reach the share
-  p of the total, and both bounds of the total need the same number of words. Clusters are computed in the same order.
+* **top-k**: the k best words are known once k known words are above p(c) of every cluster that is not computed; a
+  temperature does not change the order. **top-p**: the words to keep are known once the known words above every such
+  p(c) reach the share p of the total, and both bounds of the total need the same number of words. Clusters are computed
+  in the same order.
 
-The drawn token is the one that the full distribution and the same random number give, except for rounding of sums.
+The drawn token is the token that the full distribution and the same random number give, except for rounding of sums.
 
-A sampler with `datastore` or `adjust` computes every cluster. The store's neighbours are mixed in first, and `adjust`
-is given that row; the draw is from the row that it returns.
+A sampler with `datastore` or `adjust` computes every cluster. The tokens of the store's neighbours are mixed into the
+row first; `adjust` is given the mixed row, and the token is drawn from the row that `adjust` returns.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ from txl_runtime.types import Ids, Indices
 Floats = NDArray[np.float64]
 """Log-probabilities or weights; float64, so that sums over a vocabulary are exact enough."""
 Bools = NDArray[np.bool_]
-"""One bool per sequence or word."""
+"""Arrays with one bool for each sequence or word."""
 
 FEW = 1024
-"""Number of best words that are sorted first for top-p: mostly the nucleus is among them."""
+"""Number of best words that are sorted first for top-p: mostly the words that top-p keeps are among them."""
 
 
 @dataclass
@@ -106,7 +107,7 @@ class Sampler:
         seed: seed of the random numbers; None for a random seed.
         stream: index of the sequence; samplers of one seed and different indices draw different random numbers.
         adjust: a function of the whole row, float64 [V], and of the sequence's tokens, int32 [n], that returns the row
-            to draw from: see `adjusting.Adjust`. It is applied before the temperature.
+            to draw from: see `adjusting.Adjust`. The function is applied before the temperature.
         datastore: a store whose neighbours are mixed in, before `adjust`: see `datastore.Datastore`.
 
     Attributes:
@@ -151,7 +152,7 @@ class Sampler:
         self.plainly_greedy = self.temperature == 0 and not self.whole
 
     def read(self, tokens: Ids) -> None:
-        """Add tokens that were read before the next draw, int32 [n], which only `adjust` sees; `draw` adds its own.
+        """Add tokens that were read before the next draw, int32 [n], for `adjust`; `draw` itself adds drawn tokens.
 
         For example, `read([5, 9])`.
         """
@@ -301,7 +302,7 @@ def draw_all(
     With `running` [True, False], only `tokens[0]` changes.
 
     Raises:
-        TxlError: sequences failed; the error of the one with the lowest index is raised.
+        TxlError: sequences failed; the error of the failed sequence with the lowest index is raised.
     """
     live = [sampler if runs else None for sampler, runs in zip(samplers, running.tolist(), strict=True)]
     failed = draw_from(live, output, result, tokens, count)
@@ -316,7 +317,7 @@ def draw_from(
     tokens: NDArray[np.int32],
     count: DrawCount,
 ) -> dict[int, TxlError]:
-    """Draw as `draw` does, at the last positions of a result, from the best words alone if they suffice.
+    """Draw as `draw` does, at the last positions of a result, and only from the best words if they suffice.
 
     The best words never suffice for a sampler with `adjust` or `datastore`, which reads the whole row. With samplers
     [one, None], only `tokens[0]` changes.
@@ -326,7 +327,7 @@ def draw_from(
         return draw(samplers, output, result.last(), tokens, count)
     left, failed = list(samplers), dict[int, TxlError]()
     live = [(row, sampler) for row, sampler in enumerate(samplers) if sampler is not None]
-    if any(sampler.plainly_greedy for _, sampler in live):  # the usual case, in one NumPy call
+    if any(sampler.plainly_greedy for _, sampler in live):  # a shortcut for the usual case, in one NumPy call
         best, certain = parts.best(len(samplers))
         for row, sampler in live:
             if sampler.plainly_greedy and certain[row]:
@@ -363,15 +364,15 @@ def draw(
     With samplers [one, None], only `tokens[0]` changes.
 
     Args:
-        samplers: [b], None for a sequence without a draw.
+        samplers: the sampler of each of b sequences; None for a sequence without a draw.
         output: the softmax.
         features: [b, F], the rows that the softmax reads.
         tokens: int32 [b], which receives the tokens.
         count: the counters to increase.
 
     Returns:
-        Errors by index of sequence: its log-probabilities hold NaN, `adjust` or its datastore failed, or
-        the engine failed for it alone.
+        Errors by index of sequence: its log-probabilities hold NaN, its `adjust` or datastore failed, or the engine
+        failed only for this sequence.
 
     Raises:
         BackendError: the engine failed for all sequences.
@@ -380,7 +381,7 @@ def draw(
     live = [(row, sampler) for row, sampler in enumerate(samplers) if sampler is not None]
     count.tokens += len(live)
     if len(output.clusters) == 1 and any(sampler.plainly_greedy for _, sampler in live):
-        best = head.argmax(axis=1)  # the usual case, in one NumPy call
+        best = head.argmax(axis=1)  # a shortcut for the usual case, in one NumPy call
         values = head[np.arange(len(best)), best]
         for row, sampler in live:
             if sampler.plainly_greedy:

@@ -18,7 +18,7 @@ FORMAT = "txl-deploy.state/1"
 WHOLE = "txl-deploy.state/2"
 """Format name of a state file that holds only whole tensors ("replace" states), of any type."""
 BOTH, WHOLE_NAME = "txl-deploy.state/3", "whole/"
-"""Format name of a state file with memory rows and whole tensors, and the prefix of the whole tensors' names in it."""
+"""Format name of a state file with memory rows and whole tensors, and prefix of the whole tensors' names there."""
 
 
 @dataclass(frozen=True)

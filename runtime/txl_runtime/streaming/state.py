@@ -21,7 +21,7 @@ from txl_runtime.streaming.programs import start_shape
 from txl_runtime.types import Array, Arrays, Ids, Indices
 
 Initial = Arrays
-"""First values of states by name. For a memory tensor it is one row, which is repeated for all sequences and rows."""
+"""First values of states by name. A memory tensor has one row here, which is repeated for all sequences and rows."""
 
 
 Placed = TypeVar("Placed", bound="Placement")
@@ -34,8 +34,8 @@ class RowState:
     Attributes:
         fill: number of memory rows.
         head: the ring slot of the next row; only rounding depends on it. 0 without a ring.
-        tensors: memory tensors, float32 [fill, ...], oldest row first; and "replace" states of any type. Neither has an
-            axis of sequences.
+        tensors: memory tensors, float32 [fill, ...], oldest row first; and "replace" states of any type. No tensor has
+            an axis of sequences.
     """
 
     fill: int
@@ -47,17 +47,18 @@ class SequenceCounters:
     """The counters of each sequence: its fill, its ring head, and its side, which is 0 or 1 for one of two sets of
     tensors.
 
-    They are one array, one row for each counter and one column for each sequence, so that a step is committed in one
-    assignment for all placements. NumPy makes the assignment in one call, and Python handles signals only between
-    calls: an interrupt finds either the old array or the new one. Idle sequences change sides too, because the graph
-    has copied their unchanged state to the new side.
+    The counters are one array, one row for each counter and one column for each sequence, so that a step is committed
+    in one assignment for all placements. NumPy makes the assignment in one call, and Python handles signals only
+    between calls: an interrupt finds either the old array or the new array. Idle sequences change sides too, because
+    the graph has copied their unchanged state to the new side.
 
     Attributes:
         ring: number of slots of a ring; None without a ring.
         valid: int32 [B], number of positions of the segment that count; programs are bound to this array.
-        fill: int32 [B], number of memory rows, 0 … M; programs are bound to it.
+        fill: int32 [B], number of memory rows, 0 … M; programs are bound to this array.
         most: int32 [B], largest allowed fill: the memory length M, or less if `Loop.limit` was called.
-        head: int32 [B], the ring slot of each sequence's next row; programs are bound to it. Zeros without a ring.
+        head: int32 [B], the ring slot of each sequence's next row; programs are bound to this array. Zeros without a
+            ring.
         sides: int32 [B], 0 or 1, the set of tensors that holds each sequence; zeros if there is only one set.
         apart: whether sequences may be on different sides.
         read: int32 [2 or 3, B], the counters that programs read: valid, fill and, with a ring, head.
@@ -104,11 +105,11 @@ class SequenceCounters:
                 if lap:
                     spill(0, self._next_head.item())
         elif self._counts:
-            # this adds to the row of sides as well, which is overwritten below
+            # this also adds to the row of sides, which is overwritten below
             np.add(self._now, self.valid, out=self._next)
             np.minimum(self._next_fill, self.most, out=self._next_fill)
             head, ring = self._next_head, self.ring
-            # For few numbers Python's max is faster than NumPy's.
+            # for a few numbers, Python's max is faster than NumPy's
             if head is not None and ring is not None and max(head.tolist()) >= ring:
                 for row in np.flatnonzero(head >= ring).tolist():
                     head[row] -= ring
@@ -158,7 +159,7 @@ class Placement(Protocol):
         return
 
     def take(self, row: int, fill: int, names: Collection[str] | None) -> Arrays:
-        """Return copies of one sequence's tensors in the form of `RowState`: all of them, or those in `names`.
+        """Return copies of one sequence's tensors in the form of `RowState`: all of them, or the tensors in `names`.
 
         For example, {"layers.00.hidden": [9, 32]} with `fill` 9.
         """
@@ -166,7 +167,7 @@ class Placement(Protocol):
     def put(self, row: int, tensors: Arrays) -> None:
         """Set a cleared sequence, whose counters are set, to tensors that `take` returned.
 
-        It ignores tensors that belong to other placements. For example, {"layers.00.hidden": [9, 32]}.
+        Tensors that belong to other placements are ignored. For example, {"layers.00.hidden": [9, 32]}.
         """
 
     def clear(self, rows: Indices) -> None:

@@ -1,4 +1,4 @@
-"""States by name, as streams return them: joining and splitting sequences, and comparing states with the state table.
+"""Functions for states by name, as streams return them: join and split sequences, compare states with the table.
 
 A state that `take` returns knows its model, so it can be saved as the snapshot of one sequence.
 
@@ -54,7 +54,7 @@ def gathered(parts: Iterable[RowState], table: Sequence[StateTensor], batch_size
     For example, two sequences with [9, 32] and [16, 32] become [2, 16, 32].
 
     Args:
-        parts: the states of the sequences; each is copied before the iterator is asked for the next.
+        parts: the states of the sequences; each state is copied before the iterator is asked for the next state.
         rows: number of memory rows in the result, [b, rows, ...]; a shorter sequence is zero-padded in front.
     """
     joined: dict[str, Array] = {}
@@ -85,7 +85,7 @@ def as_declared(tensors: Arrays, table: Sequence[StateTensor]) -> dict[str, Arra
 
 
 def parted(state: StreamState, table: Sequence[StateTensor]) -> Iterator[RowState]:
-    """Yield the state of each sequence of a checked snapshot; the arrays are views of the snapshot's."""
+    """Yield the state of each sequence of a checked snapshot; the arrays are views of the snapshot's arrays."""
     rows, tensors = int(state.fill.max(initial=0)), {**state.memory, **(state.states or {})}
     heads = np.zeros_like(state.fill) if state.head is None else state.head
     held = [(entry, tensors[entry.name]) for entry in table if entry.name in tensors]
@@ -100,7 +100,7 @@ def snapshot_of(
 ) -> StreamState:
     """Return the snapshot of gathered tensors: memory rows in its field `memory`, whole tensors in `states`.
 
-    For example, fill [9, 16] of two sequences.
+    For example, two sequences of 9 and 16 rows have the fill [9, 16].
     """
     memory, whole = (
         {entry.name: tensors[entry.name] for entry in table if entry.counted is rows and entry.name in tensors}
@@ -111,9 +111,9 @@ def snapshot_of(
 
 
 def snapshot_of_row(row: RowState, manifest: Manifest, table: Sequence[StateTensor]) -> StreamState:
-    """Return the snapshot of one sequence; its arrays are views of the row's."""
+    """Return the snapshot of one sequence; its arrays are views of the row's arrays."""
     slots = next((entry.slots for entry in table if entry.slots is not None), 1)
-    slot = row.head % slots  # a caller's RowState may hold any whole number, but the file stores int32
+    slot = row.head % slots  # a caller's RowState may hold any whole number, but a file stores int32
     fill, head = (np.array([number], np.int32) for number in (row.fill, slot))
     axes = {entry.name: entry.taken for entry in table}
     tensors = {name: axes[name].joined([array]) for name, array in row.tensors.items()}
@@ -121,12 +121,12 @@ def snapshot_of_row(row: RowState, manifest: Manifest, table: Sequence[StateTens
 
 
 def keeps_whole(manifest: Manifest, table: Sequence[StateTensor]) -> bool:
-    """Return whether a snapshot has the field of whole tensors; without memory rows it always has, even if empty."""
+    """Return whether a snapshot has a field of whole tensors; a snapshot without memory rows has one, even if empty."""
     return not manifest.can.count_rows or any(not entry.counted for entry in table)
 
 
 def checked_row(state: RowState | StreamState, manifest: Manifest, table: Sequence[StateTensor]) -> RowState:
-    """Return the state of one sequence after checking that it fits the model; it may come from `take` or from a file.
+    """Return the state of one sequence after checking that it fits the model; the state comes from `take` or a file.
 
     Raises:
         UsageError: the state does not fit the model.

@@ -43,10 +43,10 @@ REPLACED = "the stream was reset, selected or restored while generating; start g
 class Stream(CarriedState):
     """The recurrent state of b sequences that advance together, made by `Model.stream`.
 
-    Each sequence has its own state and its own lengths, and does not influence the others, with two exceptions in the
-    manifest: in lockstep all sequences run or none, and all are reset together; joint sequences influence one another.
-    One stream must not be used by two threads at once; different streams of one model may be. An interrupt (Ctrl-C)
-    leaves either the state before a segment or the state after it.
+    Each sequence has its own state and its own lengths, and does not influence other sequences, with two exceptions in
+    the manifest: in lockstep all sequences run or none, and all are reset together; joint sequences influence one
+    another. Two threads must not use one stream at once, but may use different streams of one model. An interrupt
+    (Ctrl-C) leaves either the state before a segment or the state after it.
 
     `run` and `feed` take arrays by name, for any model. `step`, `feed`, `score` and `generate` take token ids, for a
     model that reads nothing else and returns log-probabilities. If the bundle has a vocabulary, they also take text: a
@@ -73,7 +73,7 @@ class Stream(CarriedState):
         tokens = manifest.tokens
         self._fluent = tokens.name if tokens is not None and manifest.can.feed_freely else ""
         self._segments, self.draws = Segments(manifest), DrawCount()
-        # Values of a running `generate`; they are attributes, so that closing the model releases them.
+        # Values of a running `generate` are attributes, so that closing the model releases them.
         self._latest: tuple[StreamSoftmax, Result] | None = None
         self.open: Positions | None = None
         self.limited = False
@@ -124,7 +124,7 @@ class Stream(CarriedState):
         Raises:
             UsageError: a length is larger than the positions that ran, or the model cannot keep this part (rolled
                 memory, exact or whole segments, lockstep). `commit` can be called again with other lengths.
-            BackendError: the engine failed while the part ran again; the state is the one before the segment.
+            BackendError: the engine failed while the part ran again; the state before the segment stays.
 
         Example:
             >>> stream = txl_runtime.load("samples/tiny.txl").stream()
@@ -141,7 +141,7 @@ class Stream(CarriedState):
 
         Args:
             tokens: int [b, T], T at most the largest segment length; values beyond `lengths` are ignored.
-            lengths: int [b], number of tokens that count in each sequence, 0 for an idle one; None: all T count.
+            lengths: int [b], number of tokens that count in each sequence, 0 for an idle sequence; None: all T count.
 
         Returns:
             Natural log-probabilities of the next token after each position, float32 [b, T, V]; 0 beyond `lengths`.
@@ -175,7 +175,8 @@ class Stream(CarriedState):
     ) -> dict[str, Array] | Floats:
         """Run any number of positions, cut into segments: 20 positions run as 8, 8 and 4 if segments have 8.
 
-        If the model's segment lengths are exact, the rest is cut into shorter exported lengths, the longest first.
+        If the model's segment lengths are exact, positions that are left over are cut into shorter exported lengths,
+        the longest first.
 
         Args:
             tokens: as in `step`, with any T of at least 1; or arrays by name as in `run`, which are cut along "L".
@@ -187,7 +188,7 @@ class Stream(CarriedState):
             of the last segment in which its sequence had a position.
 
         Raises:
-            UsageError: as in `step` or `run`; or the rest does not fit the exact segment lengths.
+            UsageError: as in `step` or `run`; or the positions that are left do not fit the exact segment lengths.
 
         Example:
             >>> stream = txl_runtime.load("samples/tiny.txl").stream()
@@ -217,10 +218,10 @@ class Stream(CarriedState):
         return result
 
     def features(self, tokens: ArrayLike, lengths: ArrayLike | None = None) -> Floats:
-        """Feed tokens as `feed` does; return what enters the softmax after each, float32 [b, T, F]; 0 beyond `lengths`.
+        """Feed tokens as `feed` does; return the rows that enter the softmax, float32 [b, T, F]; 0 beyond `lengths`.
 
         Raises:
-            UsageError: as in `step`; or the model's programs return log-probabilities alone.
+            UsageError: as in `step`; or the model's programs return only log-probabilities.
         """
         from txl_runtime.streaming.datastore import check_features
 
@@ -239,7 +240,7 @@ class Stream(CarriedState):
     ) -> Floats:
         """Return the negative log-likelihood, in nats, of each token after the first.
 
-        It feeds tokens[:, :-1] in the segments of `feed`, so the memory advances by T-1. The last token is only a
+        The call feeds tokens[:, :-1] in the segments of `feed`, so the memory advances by T-1. The last token is only a
         target.
 
         Args:
@@ -309,7 +310,7 @@ class Stream(CarriedState):
         The first `next` feeds the prompt, and every later `next` feeds the token that was yielded before. So if a
         caller stops early, the memory holds all yielded tokens but the last. A sequence that has yielded one of
         `stop_tokens`, or the end of one of `stop_texts`, stays idle and repeats that token until every sequence has
-        ended; in lockstep it is still fed.
+        ended; in lockstep its repeated tokens are still fed.
 
         Args:
             prompt: int [b, T], or [T] for a single sequence, T at least 1; or text.
@@ -322,17 +323,17 @@ class Stream(CarriedState):
             feed_last: feed each token before it is yielded: the memory then always holds all yielded tokens, and each
                 token comes one step later.
             adjust: a function of one sequence's whole row, float64 [V] in vocabulary order, and of its tokens so far,
-                int32 [n], those of the prompt first; it returns the row to draw from, float64 or float32 [V], with -inf
-                for a token that is never drawn. It is applied before the temperature. `logit_bias`, `allow` and
-                `forbid` are then applied to the returned row, in this order.
+                int32 [n], the prompt's tokens first; it returns the row to draw from, float64 or float32 [V], with -inf
+                for a token that is never drawn. The function is applied before the temperature. `logit_bias`, `allow`
+                and `forbid` are then applied to the returned row, in this order.
             logit_bias: numbers, -100 … 100, to add to log-probabilities, by token id.
             allow: the only ids to draw; or a function that returns them before each draw, given a sequence's tokens so
                 far.
             forbid: ids that are never drawn.
             lookup: maximum number of tokens of a draft, 0 … 4; 0 is off. A draft consists of the tokens that followed
-                the latest tokens at an earlier place of the sequence. It runs as one segment, of which the correctly
-                predicted positions are kept: fewer runs for the same tokens, up to rounding of logits. Drafts pause
-                while they lose time. With several sequences, the first wrong token ends the draft of all.
+                the latest tokens at an earlier place of the sequence. A draft runs as one segment, of which the
+                correctly predicted positions are kept: fewer runs for the same tokens, up to rounding of logits. Drafts
+                pause while they lose time. With several sequences, the first wrong token ends the draft of all.
             datastore: a store that is searched before each draw, and whose neighbours are mixed into the row, before
                 `adjust`.
 
@@ -428,13 +429,13 @@ class Stream(CarriedState):
                 lookup.pace.stop()
             ends.take(token, running, index == max_new_tokens - 1)
             yield token.copy()
-            if not np.count_nonzero(running):  # faster than `any` for small arrays
+            if not np.count_nonzero(running):  # `count_nonzero` is faster than `any` for small arrays
                 return
 
     def _draw(self, draw: Callable[..., None], token: Ids, running: NDArray[np.bool_], ends: Ends | None) -> None:
         """Draw from the latest result into token [b]; a separate method, so that `_continue` references no engine."""
         loop = self._whole()
-        # if the model is closed, `loop.output` raises
+        # if the model is closed, `loop.output` raises the error
         output, result = self._latest or (loop.output, cast("Result", None))
         draw(running, output, result, token, self.draws)
         if ends is not None:
@@ -446,7 +447,7 @@ class Stream(CarriedState):
         """Feed the drawn token of each running sequence; in lockstep, of all sequences.
 
         Args:
-            left: number of tokens that are still to be drawn after this one.
+            left: number of tokens that are still to be drawn after this token.
         """
         fed = running if self._can.run_apart else np.ones_like(running)
         if lookup is not None:
@@ -475,7 +476,7 @@ class Stream(CarriedState):
         """Commit the correctly predicted positions of an open segment; do nothing if no segment is open.
 
         Raises:
-            BackendError: the engine failed while the part ran again; the tokens yielded since are not in the state.
+            BackendError: the engine failed while the part ran again; tokens of the open segment are not in the state.
         """
         opened, self.open = self.open, None
         if opened is not None:

@@ -80,10 +80,10 @@ class TokenTexts:
 
 
 def check_stop_texts(stop_texts: object, what: str = "stop_texts") -> tuple[str, ...]:
-    """Return the texts that end a sequence as a tuple; a single str becomes a tuple of one.
+    """Return the texts that end a sequence as a tuple; a single str becomes a tuple of one text.
 
     Raises:
-        UsageError: the argument is no list of texts, or one of them is empty.
+        UsageError: the argument is no list of texts, or a text is empty.
     """
     texts: Any = (stop_texts,) if isinstance(stop_texts, str) else stop_texts
     listed = isinstance(texts, list | tuple) and len(texts) <= MOST_NAMED
@@ -102,11 +102,12 @@ class TextStream:
         stops: the stop texts; a str is one stop text.
 
     Attributes:
-        decoded: number of characters so far, including held-back ones, up to a stop text; the next token begins there.
+        decoded: number of characters so far, including held-back characters, up to a stop text; the next token begins
+            there.
         stopped: True after a stop text; later text is ignored.
 
     Raises:
-        UsageError: the stop texts are no list of texts, or one of them is empty.
+        UsageError: the stop texts are no list of texts, or a text is empty.
     """
 
     def __init__(self, stops: str | Sequence[str] = ()) -> None:

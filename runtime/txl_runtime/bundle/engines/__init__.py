@@ -1,1 +1,1 @@
-"""Engines in a bundle besides its graphs: finds them, and reads the facts about each."""
+"""Modules that find a bundle's engines and read the facts about each engine."""

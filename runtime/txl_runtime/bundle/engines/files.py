@@ -1,4 +1,4 @@
-"""A search for a bundle's engines of devices, and their facts as a table, without loading a library."""
+"""Functions that list a bundle's engines for devices, and the facts about each engine, without loading a library."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def describe_engine(path: str | Path) -> dict[str, Any]:
     """Return the facts of an engine file, from the sidecar beside it.
 
     Raises:
-        BundleError: the file is missing, has no sidecar, or is not the one that was built.
+        BundleError: the file is missing, has no sidecar, or is not the file that the sidecar describes.
     """
     engine = Path(path)
     if not engine.is_file():
@@ -135,7 +135,7 @@ def bundle_engines(bundle: Bundle) -> list[tuple[str, Sidecar]]:
     """Return (file, facts) of every engine that a bundle's manifest lists.
 
     Raises:
-        BundleError: an engine's sidecar is missing, unreadable, or not the one in the manifest.
+        BundleError: an engine's sidecar is missing, unreadable, or not the sidecar in the manifest.
     """
     places = ((name, sidecar_path(name)) for name in engine_names(bundle))
     return [(name, decode_sidecar(bundle.read(facts), str(bundle.file(facts)))) for name, facts in places]

@@ -25,25 +25,28 @@ FORMAT_VERSION = "1.0"
 MOST_BYTES = 1 << 24
 """Maximum number of bytes of a sidecar, 16 MiB: it lists all layers of an engine."""
 MOST_OFFSET = (1 << 63) - 1
-"""Largest offset in a file."""
+"""Largest offset in a file, in bytes: systems count offsets in signed 64-bit integers."""
 MOST_REACHED = 50.0, 1.0
-"""Largest `Sidecar.reached`, in nats or relative: with more, any result of a device would pass."""
+"""Largest allowed `Sidecar.reached`, in nats and relative: with larger values any result of a device would pass."""
 ADVICE = "build the engine again with `txl-deploy build`"
 RECIPE, RTX_RECIPE = 2, 4
-"""Versions of the way in which engines are built from the same graph; part of an engine's identity. The second is
-TensorRT-RTX's: since 4, an engine allocates no device memory while it runs, so the loop can record its work."""
+"""Versions of the way in which engines are built from the same graph; part of an engine's identity. `RTX_RECIPE` is for
+TensorRT-RTX: since 4, an engine allocates no device memory while it runs, so the loop can record its work.
+"""
 
 Target = Literal["rtx", "tensorrt", "cuda"]
-"""Backends that load engines."""
+"""Names of the backends that load engines."""
 TARGETS: tuple[Target, ...] = ("rtx", "tensorrt", "cuda")
 Rounding = Literal["int8", "fp8", "int4"]
 """Precisions to which `txl-deploy build` rounds an engine's matrices."""
 CODES: dict[Rounding, Literal["int8", "float8e4m3fn"]] = {"int8": "int8", "fp8": "float8e4m3fn"}
-"""Type of the codes of a matrix that has one scale, which engines can share."""
+"""Types of codes by precision. A code is a weight divided by its matrix's one scale, and rounded. Engines can share
+matrices of such codes; int4 has more than one scale per matrix.
+"""
 FLAVOURS: dict[Target, str] = {"rtx": "tensorrt_rtx", "tensorrt": "tensorrt", "cuda": "onnxruntime"}
-"""Python module that runs a target's engines."""
+"""Python modules that run engines, by target."""
 COMPOSED = "recipe 2"
-"""`Identity.version` of graphs for backend cuda: it changes if a new way of composing them needs a new runtime."""
+"""`Identity.version` of graphs for backend cuda; it changes if newly composed graphs need a new runtime."""
 ANYWHERE = "any"
 """`Identity.platform` of engines that fit all platforms."""
 
@@ -55,9 +58,9 @@ class GivenWeight(TensorSpec, frozen=True, kw_only=True):
     """A weight that an engine takes as an input, with the input's type and shape.
 
     Attributes:
-        offset: place of its first byte in the bundle's weight file, in bytes.
-        turned: whether the last two axes are transposed in that file: [N, K] there for an input [K, N].
-        scale: the engine takes codes that it multiplies by this; None for the file's own values.
+        offset: place of the weight's first byte in the bundle's weight file, in bytes.
+        turned: whether the last two axes are transposed in that file: an input [K, N] is [N, K] in the file.
+        scale: number by which the engine multiplies its input, which holds codes; None for the file's own values.
     """
 
     dtype: Floating | Literal["int8", "float8e4m3fn"]  # type: ignore[assignment]  # no table of a bundle has codes
@@ -72,17 +75,17 @@ class GivenWeight(TensorSpec, frozen=True, kw_only=True):
 
     @property
     def place(self) -> Place:
-        """A key. Weights of one key share device memory: the shorter is the beginning of the longer."""
+        """The key of the weight's device memory: weights of the same key begin at the same byte and share memory."""
         return self.offset, self.dtype, self.fixed if self.turned else (), self.scale
 
 
 def with_weights(program: Program, given: Sequence[GivenWeight]) -> Program:
-    """Return the program with the weights that its engine is given after its own inputs."""
+    """Return the program with the engine's weights as further inputs after the program's own inputs."""
     return msgspec.structs.replace(program, inputs=(*program.inputs, *given))
 
 
 def distinct(given: Iterable[GivenWeight]) -> dict[Place, GivenWeight]:
-    """Return the weights to put on the device by place; of several at one place, the largest."""
+    """Return the weights to put on the device, by place; only the largest if several weights have one place."""
     weights: dict[Place, GivenWeight] = {}
     for weight in given:
         weights[weight.place] = max(weight, weights.get(weight.place, weight), key=tensor_bytes)
@@ -93,21 +96,21 @@ class Identity(Struct, frozen=True, kw_only=True):
     """Everything that decides an engine's bytes.
 
     Attributes:
-        flavour, version: the module that runs it, "tensorrt", "tensorrt_rtx" or "onnxruntime", and the version that
-            built it. Graphs for ONNX Runtime fit every version of it; theirs is `COMPOSED`.
-        compute_capabilities: GPUs that it was built for, times 10; empty for the library's default or the building
-            machine's.
-        device: the GPU that it was built on, if it runs on no other; None if any GPU will do. Files up to 0.8.0 lack
-            the number of multiprocessors, which is then not compared.
-        platform: operating system and processor, or `ANYWHERE`. Engines of TensorRT-RTX up to 0.8.0 have one, too,
-            which is not compared.
+        flavour, version: the Python module that runs the engine, "tensorrt", "tensorrt_rtx" or "onnxruntime", and the
+            module's version that built the engine. Graphs for ONNX Runtime, which fit every version, have `COMPOSED`.
+        compute_capabilities: compute capabilities, times 10, of the GPUs that the engine was built for; empty for the
+            library's default or the building machine's GPU.
+        device: the GPU that the engine was built on, if it runs on no other; None if any GPU will do. Files up to 0.8.0
+            lack the number of multiprocessors, which is then not compared.
+        platform: operating system and processor, or `ANYWHERE`. Engines of TensorRT-RTX up to 0.8.0 have a platform,
+            too, which is not compared.
         program, kind, segment_length, update, inputs, outputs: fields of the `Program`.
         precision: the bundle's precision.
-        onnx: SHA-256 of the graph that it was built from.
+        onnx: SHA-256 of the graph that the engine was built from.
         weights: SHA-256 of each file of external weights.
         recipe: see `RECIPE`.
         given: weights that the engine does not hold and takes as inputs, besides the program's inputs.
-        rounding: precision to which its matrices were rounded; "" for the bundle's own.
+        rounding: precision to which the engine's matrices were rounded; "" for the bundle's own precision.
     """
 
     flavour: str
@@ -135,7 +138,7 @@ class Identity(Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """SHA-256 over all fields."""
+        """The SHA-256 over all fields of this identity, as hexadecimal digits."""
         return hashlib.sha256(canonical_json(self)).hexdigest()
 
     def as_program(self) -> Program:
@@ -155,22 +158,23 @@ class Sidecar(Struct, frozen=True, kw_only=True):
     """An engine's facts.
 
     Attributes:
-        identity: everything that decides its bytes; `key` is the hash of that.
+        identity: everything that decides the engine's bytes; `key` is the identity's hash.
         sha256, bytes: hash and size of the engine file.
         seconds: duration of the build.
-        weight_bytes: bytes of weights from the bundle's file that the engine holds itself; None up to 0.8.0.
-        saved_bytes: bytes by which its rounded matrices are smaller than the bundle's.
-        kernels: number of layers that start work on the device, those of a loop counted once; None if unknown.
+        weight_bytes: bytes of weights from the bundle's file that the engine holds itself; None in files up to 0.8.0.
+        saved_bytes: bytes by which the engine's rounded matrices are smaller than the bundle's.
+        kernels: number of layers that start work on the device, a loop's layers counted once; None if unknown.
         layers: each layer's name and kind, in the order in which they run.
-        attention_layers, fused_attention: number of attentions in the graph, and of those that became one kernel each.
-        fused_kernels: number of these kernels by name.
+        attention_layers, fused_attention: number of attentions in the graph, and of attentions that became one kernel.
+        fused_kernels: number of kernels that are whole attentions, by the kernels' names.
         in_place: number of states that are updated in place.
-        read_in_place: number of those that attention reads in place; it reads the others from a copy.
+        read_in_place: number of these states that attention reads in place; attention reads all others from a copy.
         copying: number of kernels that only copy such states.
         verified_on: checks that were made, and the machines.
-        reached: of rounded matrices, the largest differences of the self-test on the CPU, of its first two kinds; the
-            self-test's limits come from these.
-        judged: what the ladder judged there, each gate's value by its name; None for what only real text judges.
+        reached: largest differences of outputs and of states that the self-test of rounded matrices found on the CPU;
+            the self-test's limits come from these.
+        judged: values by which the ladder judged rounded matrices on the CPU, by gate; None for a gate that only real
+            text judges.
     """
 
     format: str = FORMAT
@@ -198,7 +202,7 @@ class Sidecar(Struct, frozen=True, kw_only=True):
 
 
 def held_weights(engines: Sequence[Sidecar], weight_bytes: int) -> tuple[int, int]:
-    """Return the bytes of weights on a device: of all, and of those that all engines share.
+    """Return (bytes of all weights on a device, bytes of the weights there that engines share).
 
     Args:
         weight_bytes: bytes of the bundle's weights, for engines whose facts lack their own.
@@ -220,7 +224,7 @@ def sidecar_path(engine: str) -> str:
 
 
 def read_sidecar(path: Path) -> Sidecar:
-    """Read an engine's facts.
+    """Return an engine's facts from its sidecar file.
 
     Raises:
         BundleError: the file is missing, or cannot be read.
@@ -238,7 +242,7 @@ def decode_sidecar(data: bytes, source: str) -> Sidecar:
     """Return an engine's facts from their JSON.
 
     Raises:
-        BundleError: the bytes are no sidecar, or one of a newer version.
+        BundleError: the bytes are no sidecar, or a sidecar of a newer version.
     """
     try:
         if len(data) > MOST_BYTES:
@@ -256,7 +260,7 @@ def decode_sidecar(data: bytes, source: str) -> Sidecar:
     return sidecar
 
 
-# Messages by the field that differs; an entry for one flavour takes precedence over the one for all.
+# Messages by the field that differs; an entry for one flavour takes precedence over the entry for all flavours.
 WORDS = {
     "flavour": "was built by {found}, the library here is {wanted}",
     "version": "was built by version {found}, the library here is {wanted}, and engines fit one version only",
@@ -299,5 +303,5 @@ def _shown(name: str, value: Any) -> str:
 
 
 def is_intact(path: Path, sidecar: Sidecar) -> bool:
-    """Return whether an engine file is the one that its sidecar describes."""
+    """Return whether an engine file is the file that its sidecar describes."""
     return path.is_file() and path.stat().st_size == sidecar.bytes and file_sha256(path) == sidecar.sha256

@@ -1,1 +1,1 @@
-"""Engines that a device's backend loads: the check that they fit this machine, and TensorRT's runtime."""
+"""Modules that check that a bundle's engines fit this machine, and run them with TensorRT or TensorRT-RTX."""

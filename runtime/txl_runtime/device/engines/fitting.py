@@ -23,10 +23,10 @@ def checked_engines(
 ) -> list[EngineFile]:
     """Return the engines of `find_engines` after checking that each was made for this bundle, library and machine.
 
-    `version` is that of the library that will run them; the other arguments are those of `find_engines`.
+    `version` is the version of the library that will run the engines; the other arguments are those of `find_engines`.
 
     Raises:
-        BackendError: there are none, or one was made for a different bundle, library or machine.
+        BackendError: there are no engines, or an engine was made for a different bundle, library or machine.
         BundleError: a file is missing or altered.
     """
     engines = find_engines(bundle, target, update, usable)
@@ -42,7 +42,7 @@ def checked_engines(
 def check_identity(bundle: Bundle, engine: EngineFile, version: str, target: Target) -> None:
     """Compare an engine with this bundle, the installed library, this platform and this GPU.
 
-    According to NVIDIA, engines of TensorRT-RTX run on any operating system; its own check of the header decides.
+    NVIDIA says that TensorRT-RTX's engines run on any operating system; the library itself checks an engine's header.
 
     Raises:
         BackendError: the engine differs; the message names every difference.

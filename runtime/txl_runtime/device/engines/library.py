@@ -1,8 +1,8 @@
-"""NVIDIA's inference libraries, TensorRT (10.x, 11.x) and TensorRT-RTX, imported.
+"""Import of NVIDIA's inference libraries, TensorRT (10.x, 11.x) and TensorRT-RTX, and a journal of their messages.
 
-`library_features` has the features of each version; the library is never asked. Only this module, `running` and
-`txl_engines.compiler` use the libraries' objects. They name the variables after the class (`runtime`, `engine`,
-`context`, …), so that a test can check every used member against the member lists of six versions.
+`library_features` lists the features of each version; the library itself is never asked. Only this module, `running`
+and `txl_engines.compiler` use the libraries' objects. These modules name variables after the class (`runtime`,
+`engine`, `context`, …), so that a test can check every used member against the member lists of six versions.
 
 Two habits of the libraries shape these modules: a failure is a return value, and a process has one logger, the first
 that was passed.
@@ -44,7 +44,7 @@ LONGEST, MOST_ERRORS = 400, 20
 class Journal:
     """The messages of a library's logger that are used: errors, and the last list of layers.
 
-    `errors` are the latest ones since `forget`, with which each operation begins.
+    `errors` holds the latest errors since the last call of `forget`; each operation begins with that call.
     """
 
     errors: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_ERRORS))
@@ -62,13 +62,13 @@ class Journal:
         self.errors.clear()
 
     def complaints(self) -> str:
-        """Return all errors as one line, "" for none; a long one is cut to its end, where the cause stands."""
+        """Return all errors as one line, "" for none; of a long line only the end, where the cause stands."""
         text = " ".join(self.errors)
         return " ".join(text.split())[-LONGEST:]
 
 
 class Library:
-    """An imported library. Use `load_library`.
+    """An imported library of NVIDIA's, which `load_library` returns.
 
     Attributes:
         target, module, version: its target, Python module and version.
@@ -138,7 +138,7 @@ class Library:
 
 def _logger(trt: Any, journal: Journal) -> Any:
     class Log(trt.ILogger):  # type: ignore[misc, name-defined, unused-ignore]
-        """A logger that passes every message on. The library ignores exceptions that it raises."""
+        """A logger that passes every message to the journal. The library ignores exceptions that the logger raises."""
 
         def __init__(self) -> None:
             trt.ILogger.__init__(self)

@@ -28,7 +28,7 @@ class LibraryFeatures:
 
     Attributes:
         target, since: the library, and the first version of the range.
-        opset: the newest ONNX opset that its parser supports. The parser accepts graphs of newer ones silently.
+        opset: the newest ONNX opset that the library's parser supports. The parser accepts newer opsets silently.
         ring: whether TensorScatter becomes an update in place (KV_CACHE_UPDATE).
         reads_in_place: whether ONNX's Attention of one position reads a ring in place. Known from the kernels of built
             engines; False means unknown.
@@ -68,7 +68,7 @@ def how_to_install(name: str) -> str:
 
 
 def find_facts(target: Compiled, version: str) -> LibraryFeatures:
-    """Return the row of an installed version.
+    """Return the row of `FACTS` that holds for an installed version.
 
     Raises:
         BackendError: the version is older than the oldest row.

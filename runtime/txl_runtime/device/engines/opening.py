@@ -1,6 +1,6 @@
 """The backends `tensorrt` and `rtx`, which load the engines that `txl-deploy build` put into a bundle.
 
-TensorRT-RTX compiles kernels for the GPU when an engine first runs. They are kept beside the bundle, in
+TensorRT-RTX compiles kernels for the GPU when an engine first runs. The kernels are kept beside the bundle, in
 BUNDLE.rtx-cache, in one file per engine; the library ignores a file that does not fit.
 """
 
@@ -35,7 +35,7 @@ def open_engines(bundle: Bundle, target: Compiled, update: str | None = None) ->
         BackendError: there are no engines, they are for a different library, GPU or platform, or they cannot run here.
         BundleError: an engine is damaged.
     """
-    find_engines(bundle, target, update)  # fails without engines, before a library is loaded
+    find_engines(bundle, target, update)  # raises an error if there are no engines, before a library is loaded
     library = load_library(target)
     return load_engines(bundle, library, open_cuda(), update)
 
@@ -50,7 +50,7 @@ def load_engines(bundle: Bundle, library: Library, device: Device, update: str |
         for engine in checked_engines(bundle, library.target, library.version, update):
             cache = _Cache(bundle, engine) if library.facts.portable else None
             kernels = None if cache is None else cache.read()
-            plan = bundle.read(engine.name)  # these hashed bytes are loaded, not the file by its path
+            plan = bundle.read(engine.name)  # the library loads these hashed bytes, not the file by its path
             identity, path = engine.sidecar.identity, str(bundle.file(engine.name))
             sidecars.append(engine.sidecar)
             executables.append(runtime.load(path, plan, engine.program, kernels, identity.given_memory, identity.given))
@@ -66,7 +66,7 @@ def load_engines(bundle: Bundle, library: Library, device: Device, update: str |
             return
         try:
             kernels = executable.cache()
-        except BackendError as error:  # no error for the user, whose step is done: only the next start is slower
+        except BackendError as error:  # the step is done, so the user gets no error: only the next start is slower
             logger.warning("the kernels of %s are not kept: %s", program, error)
         else:
             cache.keep(kernels, executable.resumed)
@@ -83,7 +83,7 @@ def load_engines(bundle: Bundle, library: Library, device: Device, update: str |
 
 
 def give_workspace(executables: Sequence[EngineExecutable], device: Device) -> None:
-    """Give engines their working memory: one block for all, since one queue runs them one after the other.
+    """Give engines their working memory: one block for all, since one queue runs the engines one after the other.
 
     Raises:
         BackendError: the device has not enough memory.
@@ -95,7 +95,7 @@ def give_workspace(executables: Sequence[EngineExecutable], device: Device) -> N
 
 
 def give_weights(executables: Sequence[EngineExecutable], bundle: Bundle, device: Device, queue: Queue) -> None:
-    """Put the weights that engines take as inputs on the device, as `SharedWeights`, and raise its errors."""
+    """Put the weights that engines take as inputs on the device; `SharedWeights` names the errors."""
     if needed := [weight for executable in executables for weight in executable.given]:
         try:
             weights = SharedWeights(bundle, needed, device, queue)
@@ -112,7 +112,8 @@ class _Cache:
     def __init__(self, bundle: Bundle, engine: EngineFile) -> None:
         path = bundle.folder.place  # the real path: a bundle given as "." has no name
         folder = path.with_name(f"{path.name}.rtx-cache")
-        # Named after the engine's file, which the manifest's check keeps in its folder; a program may have any name.
+        # The name comes from the engine's file, which the manifest's check keeps in its folder; a program may have any
+        # name.
         self._path = folder / f"{Path(engine.name).stem}-{engine.sidecar.key[:16]}.cache"
         self._size = 0
 
@@ -124,7 +125,7 @@ class _Cache:
         return None
 
     def keep(self, kernels: bytes | None, resumed: bool) -> None:
-        """Write compiled kernels, if the library refused the kept ones or has compiled more since."""
+        """Write compiled kernels, if the library refused the kept kernels or has compiled more since."""
         if kernels is not None and (not resumed or len(kernels) > self._size):
             with contextlib.suppress(OSError):  # a folder without write permission only makes the next start slower
                 self._path.parent.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Execution of TensorRT's and TensorRT-RTX's engines: the part of the libraries that a loaded model uses.
+"""Classes that load and run engines with TensorRT or TensorRT-RTX: the part of the libraries that a loaded model uses.
 
 As in `library`, features come from the version's facts, and variables are named after their class, so that a test can
 check every used member against every version.
@@ -30,7 +30,7 @@ REASONS = {
     "MALFORMED_ENGINE": "it is no engine, or was cut short",
     "CUDA_ERROR": "CUDA failed: see whether other programs can use the GPU",
 }
-"""Messages for users by the library's names of faults of an engine's header."""
+"""Messages for users about faults of an engine's header, by the library's names of the faults."""
 
 
 class EngineRuntime:
@@ -42,7 +42,7 @@ class EngineRuntime:
         library.journal.forget()
         try:
             runtime = trt.Runtime(library.logger)
-        except Exception as error:  # when CUDA fails, the factory returns nothing, a TypeError of the bindings
+        except Exception as error:  # when CUDA fails, the library returns nothing, and its bindings raise a TypeError
             library.journal.add(ERROR, one_line(error))
             runtime = None
         if runtime is None:
@@ -68,7 +68,7 @@ class EngineRuntime:
 
         Raises:
             BackendError: the library failed.
-            BundleError: the bytes are no engine, or one for a different library, GPU or program.
+            BundleError: the bytes are no engine, or an engine for a different library, GPU or program.
         """
         library, runtime = self.library, self._runtime
         advice = f"build it again with `txl-deploy build --target {library.target}`"
@@ -95,15 +95,15 @@ class EngineRuntime:
 class EngineExecutable(Executable):
     """A loaded engine. See `device.interface.Executable`.
 
-    The loop records its work, with the addresses of an execution context. If the loop cannot, TensorRT-RTX records the
-    work itself, one record for each context whose addresses stay the same. So with either library each set of addresses
-    has its own context.
+    The loop records the engine's work, with the addresses of an execution context. If the loop cannot record it,
+    TensorRT-RTX records the work itself, one record for each context whose addresses stay the same. So with either
+    library each set of addresses has its own context.
 
     Attributes:
-        resumed: whether it accepted kept kernels.
-        working_bytes: bytes of working memory that it has to be given; 0 if it allocates its own.
-        workspace: that memory. Engines that run one after the other may share it.
-        given: weights that it takes as inputs.
+        resumed: whether the library accepted kept kernels.
+        working_bytes: bytes of working memory that the engine has to be given; 0 if it allocates its own.
+        workspace: the given working memory. Engines that run one after the other may share it.
+        given: weights that the engine takes as inputs.
         weights: the device memory of these weights.
     """
 
@@ -190,7 +190,7 @@ class EngineExecutable(Executable):
             forget()
             try:
                 done, complaints = context.execute_async_v3(handle), ""
-            except Exception as error:  # an exception of the bindings
+            except Exception as error:  # the library's bindings raised it
                 done, complaints = False, one_line(error)
             if not done:
                 complaints = " ".join(part for part in (library.journal.complaints(), complaints) if part)

@@ -16,7 +16,9 @@ from txl_runtime.device.interface import aligned, host_address
 
 
 class SharedWeights:
-    """All weights that a bundle's engines take as inputs, in one block of the device; the host holds one at a time.
+    """All weights that a bundle's engines take as inputs, in one block of the device.
+
+    The host holds one weight at a time, while it copies them.
 
     Args:
         device, queue: the device, and the queue that copies them.
@@ -42,7 +44,7 @@ class SharedWeights:
             (weight.offset, math.prod(weight.fixed) * stored_type(dtype).itemsize)
             for weight, dtype in zip(weights.values(), types, strict=True)
         ]
-        parts = bundle.parts(bundle.manifest.weights, places)  # checked before memory of any size is allocated
+        parts = bundle.parts(bundle.manifest.weights, places)  # checks all places before memory is allocated
         self._block = device.allocate(self.size)
         for weight, start, data, dtype in zip(weights.values(), self._starts.values(), parts, types, strict=True):
             values, shape = np.frombuffer(data, stored_type(dtype)), weight.fixed
