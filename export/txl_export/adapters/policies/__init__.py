@@ -1,1 +1,1 @@
-"""Recurrent policies: `shape` has their common parts, and one module for each package reads its policies."""
+"""Reads recurrent policies: `shape` has what all have in common, and one module per package reads that package's."""
