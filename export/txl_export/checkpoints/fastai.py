@@ -1,4 +1,4 @@
-"""TransformerXL of fastai 1.0 (1.0.61, text/models/transformer.py), which musicautobot uses, too.
+"""Imports TransformerXL of fastai 1.0 (1.0.61, text/models/transformer.py), which musicautobot uses, too.
 
 A SequentialRNN holds the model as "0" and its decoder as "1". Layer norm stands after each block, the embedding has no
 scale, and memory starts empty. A query sees everything before it: there is no window and no clamp.
@@ -50,7 +50,7 @@ class FastaiConfig(Struct, kw_only=True):
         """Return the canonical config.
 
         Raises:
-            CheckpointError: a setting this version cannot express.
+            CheckpointError: a setting cannot be exported.
         """
         expected = {"scale": True, "mask": True, "learned_pos_enc": False, "encode_position": False}
         if wrong := [name for name, value in expected.items() if getattr(self, name) != value]:
@@ -76,7 +76,7 @@ class FastaiConfig(Struct, kw_only=True):
 def unwrap(content: Any, source: str) -> Unwrapped | None:
     """Return the parts of a musicautobot learner's file, {"model": …, "config": …}; None for other content."""
     match content:
-        case {"model": Mapping() as state, "config": config} if set(MARKS) <= set(state):  # others use both keys, too
+        case {"model": Mapping() as state, "config": config} if set(MARKS) <= set(state):  # others have these, too
             return Unwrapped(state, config, "model and config")
     return None
 

@@ -104,12 +104,11 @@ def _is_plain(value: Any) -> bool:
 
 
 def unscripted(path: Path, loaded: Loaded) -> Loaded:
-    """Replace the module of a TorchScript archive by its state dict, and add the classes of its parts; return any other
-    `loaded` as it is.
+    """Replace the module of a TorchScript archive by its state dict, and add the classes of its parts.
 
-    The tensors come in the order of `torch.jit.load(file).state_dict()`; tensors of other attributes stand between
-    them, and tensors in lists and dictionaries, e.g. "caches.0", at the end. Classes have their Python names, e.g.
-    "torch.nn.modules.rnn.LSTM".
+    Content of other files is returned as it is. The tensors come in the order of `torch.jit.load(file).state_dict()`;
+    tensors of other attributes stand between them, and tensors in lists and dictionaries, e.g. "caches.0", at the end.
+    Classes have their Python names, e.g. "torch.nn.modules.rnn.LSTM".
 
     Raises:
         CheckpointError: the archive holds no module, or a part stores itself in a form that is not read here.

@@ -1,8 +1,8 @@
-"""NVIDIA DeepLearningExamples, PyTorch/LanguageModeling/Transformer-XL (commit 729963d, pytorch/mem_transformer.py).
+"""Imports NVIDIA's Transformer-XL (DeepLearningExamples, commit 729963d, PyTorch/LanguageModeling/Transformer-XL).
 
 The layers are kimiyoung's, and memory starts empty. With same_length a query sees M + 1 keys. The adaptive softmax has
-other names: a list of biases, a list of weights (absent if tied), and two lists of projections, one of them shared with
-the embedding.
+other names: a list of biases, a list of weights (absent if tied), and two lists of projections, of which one is shared
+with the embedding.
 """
 
 from __future__ import annotations

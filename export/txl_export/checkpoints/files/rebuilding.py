@@ -93,17 +93,17 @@ class Builder:
     _storages: dict[Any, tuple[Any, Storage]] = field(default_factory=dict)
 
     def plain(self, written: Any) -> Any:
-        """Return plain data and tensors.
+        """Return the plain data, or the tensor, that a value written by `program` describes.
 
         Raises:
-            CheckpointError: the content is neither, or a tensor lies outside its storage.
+            CheckpointError: the value describes neither, or a tensor lies outside its storage.
         """
         if isinstance(value := self.any(written), Storage):
             raise CheckpointError(f"the content has a Storage where plain data was expected; {HARM}")
         return value
 
     def any(self, written: Any) -> Any:
-        """Return plain data or a `Storage`; raise the errors of `plain`."""
+        """Return plain data, a tensor or a `Storage`; raise the errors of `plain`."""
         if type(written) is not list:
             return written
         kind, *parts = written
@@ -174,7 +174,7 @@ class Builder:
         match view:
             case [] | [None]:
                 return storage
-            # a part of a storage; only torch ≤ 1.5 wrote these
+            # only torch ≤ 1.5 wrote parts of storages
             case [(_, int(first), int(many))] if 0 <= first <= first + many <= count:
                 part = Storage(storage.elements[first : first + many])
                 return self._storages.setdefault((key, first, many), (None, part))[1]
@@ -237,13 +237,13 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ruamel.yaml.scalarfloat.ScalarFloat": float,
     "builtins.bytes": lambda: b"",  # protocol 2 writes b"" as a call without arguments
     "torch.Size": lambda sizes: _integers(sizes, "the shape"),
-    # the same tensor object, so that tied parameters stay tied
+    # returns the same tensor object, so that tied parameters stay tied
     "torch._utils._rebuild_parameter": lambda tensor, *_: tensor,
     "torch._utils._rebuild_parameter_with_state": lambda tensor, *_: tensor,
     "torch.jit._pickle.restore_type_tag": lambda made, _: made,
     **{f"torch.jit._pickle.build_{kind}list": lambda made: made for kind in ("bool", "double", "int", "tensor")},
 }
-"""Functions for the names whose call needs more than a stub: each returns plain data or a tensor."""
+"""Functions by name, for the calls in a pickle that need more than a stub: each returns plain data or a tensor."""
 
 
 def _numpy(stub: Stub) -> Any:
