@@ -188,9 +188,9 @@ def _check_complete(foreign: Foreign, step: Step, ports: Mapping[str, Port], wir
 
 
 def _guess(theirs: Iterable[str], ours: Iterable[str], fits: Callable[[str, str], bool]) -> dict[str, str]:
-    """Return a name of a step for each of the file's: of those that fit, the one most alike by name, else the first.
+    """Return the step's name for each name of the file: of those that fit, the most similar name, else the first.
 
-    E.g. {"h_in": "h", "c_in": "c"}. A name of the step that nothing fits is left out.
+    For example, {"h_in": "h", "c_in": "c"}. A name of the step that no name of the file fits is left out.
     """
     left, pairs = [*theirs], dict[str, str]()
     for name in ours:

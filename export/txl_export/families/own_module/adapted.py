@@ -1,4 +1,4 @@
-"""A package's model: the adapter that makes it, its weights and its config."""
+"""Describes a package's model: the adapter that makes the model, its weights and its config."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Kinds:
 
 
 def read_axes(graph: ir.Graph, inputs: Sequence[ir.Value]) -> Kinds:
-    """Follow the axes of a graph's inputs through its nodes."""
+    """Return the facts about axes of inputs and outputs that a graph's nodes show."""
     return _Follow(graph, inputs).kinds()
 
 
@@ -89,7 +89,7 @@ class _Follow:
         return axis
 
     def _join(self, one: Dim, two: Dim) -> Dim:
-        """Join two axes of equal size and return the joint axis; if one has size 1, return the other."""
+        """Join two axes of equal size and return the joint axis; if an axis has size 1, return the second axis."""
         if one[0] == 1 or two[0] == 1:
             return two if one[0] == 1 and (two[0] != 1 or not one[1]) else one
         if isinstance(one[0], int) and isinstance(two[0], int) and one[0] != two[0]:
@@ -123,7 +123,7 @@ class _Follow:
                 with contextlib.suppress(Exception):  # a node whose parts do not fit together yields nothing
                     if inputs[0] is not None:
                         results = _RULES.get(node.op_type, _Follow._same)(self, node, inputs)
-                        if max(map(len, results)) <= MOST_AXES:  # a malicious Gather can double them
+                        if max(map(len, results)) <= MOST_AXES:  # a malicious Gather can double the axes
                             self._known.update(zip(node.outputs, results, strict=False))
 
     def _of(self, value: ir.Value | None) -> Dims | None:
@@ -182,7 +182,7 @@ class _Follow:
         ]
 
     def _sum(self, node: ir.Node, inputs: Sequence[Any]) -> list[Dims]:
-        """Handle CumSum: it runs along positions (weak evidence)."""
+        """Handle CumSum, which is weak evidence that an axis is positions."""
         self._label("weak positions", inputs[0][(numbers(node.inputs[1]) or [])[0]])
         return [inputs[0]]
 
@@ -270,7 +270,7 @@ def _first_sizes(wanted: Sequence[Any], units: Dims) -> Dims:
 
 
 def _size(units: Sequence[Dim]) -> Any:
-    """Return the product of the sizes of axes; a single symbol for one axis; None if unknown."""
+    """Return the product of the sizes of axes; for one axis its size, even a symbol; None if a size is unknown."""
     sizes = [size for size, _ in units]
     return sizes[0] if len(sizes) == 1 else prod(sizes) if all(isinstance(size, int) for size in sizes) else None
 
@@ -280,7 +280,7 @@ def _axes_of(units: Sequence[Dim]) -> tuple[int, ...]:
 
 
 def _axes(node: ir.Node) -> list[int]:
-    """Return the axes that a node names: attributes, or since opset 13 an input."""
+    """Return the axes that a node names: in attributes, or since opset 13 in an input."""
     one = node.attributes.get_int("axis", None)
     return [*node.attributes.get_ints("axes", ())] or numbers((*node.inputs, None)[1]) or ([] if one is None else [one])
 

@@ -35,7 +35,7 @@ SIZES = frozenset(("Shape", "Size"))
 GENTLE = frozenset(("Add", "Sub", "Mul", "Div", "Sum"))
 """Arithmetic operators; if only one operand depends on float data, the result counts as that operand's numbers."""
 SCALES = frozenset(("Mul", "Where", "Clip", "Min", "Max", "Mod"))
-"""Operators that a state passes when a flag resets it, or an index when it is clipped to a range."""
+"""Operators through which a state passes when a flag resets it, or an index when it is clipped to a range."""
 RANDOM = re.compile(r"Random(Normal|Uniform)(Like)?|Multinomial|Bernoulli")
 JOINS, PRODUCTS = frozenset(("Concat", "Add", "Sum")), frozenset(("MatMul", "Gemm"))
 """Operators that combine a state with an input, and operators that read a state by itself."""
@@ -49,7 +49,7 @@ class Ways(NamedTuple):
     Attributes:
         reach: inputs whose values (not only sizes) influence it.
         moved: inputs whose numbers it contains, at other places or changed by `SCALES`.
-        recurrent: inputs that are the initial state of a recurrent operator of which it is the last state.
+        recurrent: if the value is a recurrent operator's last state, the inputs that are the operator's initial state.
     """
 
     reach: int = 0
@@ -151,7 +151,7 @@ class _Pass:
 
     def _loop(self, node: ir.Node, inputs: list[Ways], body: ir.Graph) -> None:
         """Pass over the body of a Loop or Scan: carried values enter it, and its results leave it."""
-        skipped = 2 if node.op_type == "Loop" else 0  # the count and the condition
+        skipped = 2 if node.op_type == "Loop" else 0  # a Loop begins with its count and its condition
         for entered, ways in zip(body.inputs, [Ways()] * skipped + inputs[skipped:], strict=False):
             self._ways[entered] = ways._replace(recurrent=0)
         ends, carried = self._graph(body), len(inputs) - (node.attributes.get_int("num_scan_inputs", 0) or 0)

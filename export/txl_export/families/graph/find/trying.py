@@ -1,4 +1,4 @@
-"""Finds sizes and inputs with which a graph runs: symbols get sizes by their role; numbers are tried."""
+"""Finds sizes and inputs with which a graph runs: symbols have roles, and several sizes are tried for each role."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ class Inputs:
             for axis, symbol in enumerate(port.shape)
             if isinstance(symbol, str) and (port.name, axis) in structure.kinds.sizes
         }
-        # States first: an open axis of a state is sequences or rows, while the first axis of data may be positions.
+        # States come first, because an open axis of a state is sequences or rows, while the first axis of data may be
+        # positions.
         for port in sorted(foreign.inputs, key=lambda port: port.name not in self.could_be_states):
             for axis, symbol in enumerate(port.shape):
                 if isinstance(symbol, str) and symbol not in self.roles and not _SUM.fullmatch(symbol):
@@ -82,7 +83,7 @@ class Inputs:
                 continue
             if all(array.size for array in self.first.values()):
                 return
-            empty = empty or (sizes, plain, self.given, self.first)  # perhaps too few samples for one frame
+            empty = empty or (sizes, plain, self.given, self.first)  # an empty result: perhaps too few samples
         if empty is None:
             raise refused
         self.sizes, self._plain, self.given, self.first = empty
@@ -104,7 +105,7 @@ class Inputs:
         return {port.name: self._one(port, draws, all_sizes) for port in self.foreign.inputs}
 
     def shape(self, port: Port, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """Return the shape of an input."""
+        """Return the shape of an input with numbers for its symbols, e.g. (2, 8) for ("batch", 8) if batch is 2."""
         return tuple(size if isinstance(size, int) else _value(size, sizes) for size in port.shape)
 
     def varies(self, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Checks that segments of a graph, one after another, compute what it computes for all their positions at once."""
+"""Checks that segments of a graph, one after another, compute what the graph computes for all positions at once."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ _Found = Mapping[str, Array]
 LIMIT = 1e-5
 """Largest difference of chained outputs from those of all positions at once, relative to the largest value."""
 SMALL = 1e-3
-"""Like `LIMIT`, for results whose largest value is below 1; relative to that value."""
+"""Largest difference of results whose largest value is below 1, relative to that value."""
 SEGMENTS, LEAST = 6, 48
-"""Least number of segments of a chain, and least number of its positions: then a window of 8 positions is full."""
+"""Least number of segments of a chain, and of its positions; a window of 8 positions is full at the end of such a
+chain."""
 WHOLE = 3
 """Least number of segments that are compared with shorter segments over the same positions."""
 POSITIONS = 12
@@ -61,7 +62,7 @@ def check_opened(
 
     Raises:
         UsageError: nothing can show what a chain should return.
-        CheckError: a chain returns something else.
+        CheckError: a chain returns other results than the file.
     """
     own = {one.input: one.initial for one in opened.hidden}
     firsts = {side.spec.name: own[side.port] for side, _ in step.states if side.port in own}
@@ -90,7 +91,7 @@ def check_opened(
 def _check_alone(spec: StepSpec, step: FileStep, batch: int, whole: Call, opened: OpenedGraph) -> None:
     """Check a file whose call is one position: run each recurrence alone over all positions that the chain gave it.
 
-    The rest of the graph is the same in chain and file; the first call of both is compared, too.
+    All other nodes are the same in chain and file; the first call of both is compared, too.
     """
     if others := [one.input for one in opened.hidden if one.op not in RECURRENT]:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Measures sizes, dtypes and constants of a graph's values: copies with numbers for open sizes are folded.
+"""Measures sizes, dtypes and constants of a graph's values: folds copies that have numbers for open sizes.
 
 ONNX Runtime computes the sizes, in the helper process. A shape inference in this process could be attacked: for 23
 nodes that each append a shape to itself it makes 2.5 GB.
@@ -25,8 +25,9 @@ Fold = Callable[[ir.Model], ir.Model]
 """Computes the constants of a graph in the helper process; returns a new graph."""
 _OPERATORS = {"Conv", "ConvTranspose", "CumSum", "Range", "Loop", "Scan", "Slice", "Reshape", "Pad", *RECURRENT}
 _POSITIONS = ((3840, 11520), (240, 720))
-"""Lengths for a segment whose length is open, two for each of two tries. The first are longer than any kernel, and
-whole frames of audio. The second are shorter, for graphs with a table that has a row for each position."""
+"""Numbers of positions for a segment whose length is open, two for each of two tries. The first pair is longer than any
+kernel, and whole frames of audio. The second pair is shorter, for graphs with a table that has a row for each position.
+"""
 _SMALL = 2**16
 """Maximum number of values of a constant that is sent to the helper; for a larger one only its shape is sent."""
 
@@ -110,7 +111,7 @@ class Sizes:
         return None if one is None or two is None else one != two
 
     def less(self, value: ir.Value, cut: ir.Value, axis: int) -> Size | None:
-        """Return by how many rows `cut` is shorter than `value` along an axis; None if unknown."""
+        """Return by how many rows `cut` is shorter than `value` along an axis; None if that is unknown."""
         runs = [[run.get(end, _NOTHING).sizes for end in (value, cut)] for run in (self._short, self._other)]
         run = [(one[axis] or 0) - (two[axis] or 0) for one, two in runs if len(one) == len(two) > axis]
         return self._size_of(run[0], run[1]) if len(run) == 2 else None
@@ -194,8 +195,8 @@ def _measured(
 def _numbers(graph: ir.Graph, segment: Mapping[str, int], attempt: int) -> dict[Size, int]:
     """Return numbers for open sizes other than positions.
 
-    Numbers of two attempts differ by different amounts, so that they identify a symbol. A sum such as "past + 1" is
-    computed from its parts.
+    The numbers of a symbol in two attempts differ by an amount that no other symbol has, so that they identify it. A
+    sum such as "past + 1" is computed from its parts.
     """
     sizes = {(value.name, axis): _size(value, axis) for value in graph.inputs for axis in range(len(value.shape or ()))}
     along = {sizes.get(place) for place in segment.items()}

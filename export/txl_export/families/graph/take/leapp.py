@@ -1,7 +1,7 @@
 """Reads a folder of LEAPP, NVIDIA's exporter of policies: ONNX files, their states, and initial values.
 
 A YAML file says what each node takes and returns, and which output is which input of the next call; a safetensors file
-holds initial values. LEAPP itself is not needed. Whether the tables fit the graph is checked elsewhere.
+holds initial values. LEAPP itself is not needed. `find.stepping` checks that the tables fit the graph.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Leapp:
 
 
 def is_leapp(path: Path) -> bool:
-    """Return whether `read_leapp` reads a path: its YAML file begins like LEAPP's. Needs no package."""
+    """Return whether `read_leapp` reads a path: its YAML file begins like LEAPP's. This needs no package."""
     return bool(_texts(path)[0])
 
 

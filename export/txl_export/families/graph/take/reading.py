@@ -76,7 +76,7 @@ class Foreign:
     optional: tuple[Port, ...] = ()
 
     def of(self, model: ir.Model) -> Foreign:
-        """Return a record of another graph made from this file; large weights stay in their files."""
+        """Return a record of a different graph made from this file; large weights stay in their files."""
         initializers = model.graph.initializers
         inputs = [(str(value.name) in initializers, _port(value, "input")) for value in model.graph.inputs]
         return replace(
@@ -144,7 +144,7 @@ def parse(data: bytes, path: Path) -> tuple[ir.Model, int, bytes]:
     texts = [model.producer_name, model.producer_version, *(entry.domain for entry in model.opset_import)]
     for graph in graphs(model.graph):
         texts += _texts(graph)
-        if graph.sparse_initializer:  # onnx-ir would silently drop these
+        if graph.sparse_initializer:  # onnx-ir would silently drop sparse weights
             raise CheckpointError(f"{path}: has sparse weights, expected dense ones; export it again")
     if not all(isinstance(text, str) for text in texts):  # onnx returns invalid UTF-8 as bytes
         raise CheckpointError(f"{path}: a name in it is no UTF-8, expected text; export it again")

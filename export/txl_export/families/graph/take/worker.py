@@ -27,8 +27,8 @@ MOST_PARTS = 2**16
 OPSET = 18
 """Opset to which folded graphs of older opsets are converted: the oldest that a bundle's graphs may have."""
 WHOLE = frozenset(("LinearAttention", "CausalConvWithState"))
-"""Operators that `graphs.linear_attention` rewrites. Folding must not see them: ONNX Runtime 1.32 turns one into a
-Scan."""
+"""Operators that `graphs.linear_attention` rewrites. Folding must not see them: ONNX Runtime 1.32 turns such an
+operator into a Scan."""
 FOLDED = "folded.onnx"
 """Name of the file to which ONNX Runtime writes a folded graph."""
 Numbers = tuple[str, tuple[int, ...], bytes]
@@ -190,7 +190,7 @@ def _too_new(declared: str, installed: str) -> str:
 
 
 def _fold(data: bytes, place: Path, folder: str) -> Answer:
-    """Compute constants, and resolve an If whose condition is constant.
+    """Compute a graph's constants, and replace an If whose condition is constant by the branch that it takes.
 
     onnxscript resolves nested Ifs, on which ONNX Runtime fails; ONNX Runtime then follows sizes further than
     onnxscript.
@@ -204,7 +204,7 @@ def _fold(data: bytes, place: Path, folder: str) -> Answer:
     if any(node.op_type == "If" for node in graph.graph.node):
         from onnxscript import optimizer
 
-        with contextlib.suppress(Exception):  # on failure ONNX Runtime alone folds
+        with contextlib.suppress(Exception):  # if this fails, only ONNX Runtime folds
             model = ir.from_proto(graph)
             ir.external_data.set_base_dir(model.graph, folder)
             optimizer.fold_constants(model)
@@ -226,7 +226,7 @@ def _fold(data: bytes, place: Path, folder: str) -> Answer:
         graph = onnx.version_converter.convert_version(graph, OPSET)
     known = FORMS[""].keys() | WHOLE
     other = {(node.domain, node.op_type) for node in graph.graph.node if node.op_type not in known}
-    if other:  # replace operators that the standard defines by simpler ones
+    if other:  # replace operators that the standard defines by simpler operators
         graph = onnx.inliner.inline_selected_functions(graph, sorted(other), inline_schema_functions=True)
     if (count := parts(graph)) > MOST_PARTS:
         return Answer(error=f"becomes {count} nodes and tensors, expected at most {MOST_PARTS}")
