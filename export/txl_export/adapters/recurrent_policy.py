@@ -45,7 +45,7 @@ def build(config: Mapping[str, Any]) -> Any:
 def split(stored: Any, config: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], None]:
     """Return a checkpoint's state dict, and None because it holds no config.
 
-    Checkpoints of rsl_rl have one state dict per model; those of the config's models are merged.
+    Checkpoints of rsl_rl have one state dict per model; the state dicts of the config's models are merged.
     """
     if not isinstance(stored, Mapping) or not stored:
         raise CheckpointError("there is no state dict; save policy.state_dict(), or give the training's checkpoint")

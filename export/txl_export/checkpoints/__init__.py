@@ -132,7 +132,7 @@ def check_code_base(code_base: str) -> None:
     """Check the name of a code base.
 
     Raises:
-        UsageError: it is neither auto nor one of CODE_BASES.
+        UsageError: the name is neither "auto" nor in CODE_BASES.
     """
     if code_base != "auto" and code_base not in CODE_BASES:
         raise UsageError(f"family is {code_base!r}, expected auto, {', '.join(CODE_BASES)}; check --family")

@@ -26,7 +26,7 @@ ACTIVATIONS = ("ReLU", "Swish", "GeLU")  # fastai pickles a member of its Enum a
 
 
 class FastaiConfig(Struct, kw_only=True):
-    """The arguments of tfmerXL_lm_config that evaluation needs, and those of musicautobot; most files lack vocab_sz."""
+    """The arguments of tfmerXL_lm_config and of musicautobot that evaluation needs; most files lack vocab_sz."""
 
     vocab_sz: Count | None = None
     ctx_len: Count | None = None
@@ -131,7 +131,7 @@ def _activation(value: Any) -> str:
 def _layer(i: int, settings: FastaiConfig, state: State) -> Weights:
     """Return one layer's tensors except the biases u and v.
 
-    A second dropout, if there is one (double_drop), moves the modules behind it in `ff.layers` by one.
+    With double_drop, a second dropout moves the modules behind it in `ff.layers` by one place.
     """
     own = f"0.layers.{i}"
     attention, feed_forward = f"{layer_name(i)}.attention", f"{layer_name(i)}.feed_forward"

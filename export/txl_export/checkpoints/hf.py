@@ -61,7 +61,7 @@ VOCABULARIES = ("vocab.pkl", "vocab.bin", "vocab.txt")
 
 
 def read_folder(path: Path) -> tuple[Unwrapped, Loaded]:
-    """Read a folder that save_pretrained wrote: config.json, weights, and a vocabulary if there is one.
+    """Read a folder that save_pretrained wrote: config.json, weights, and the vocabulary if the folder has one.
 
     Raises:
         CheckpointError: config.json or the weights are missing or cannot be read.

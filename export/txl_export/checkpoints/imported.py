@@ -138,7 +138,7 @@ class State(UserDict[str, Tensor]):
         For example, `take("word_emb.weight")` is [256, 32].
 
         Raises:
-            CheckpointError: the state has no tensor of this name, or it is a single number.
+            CheckpointError: the state has no tensor of this name, or the tensor is a single number.
         """
         if name not in self:
             raise CheckpointError(

@@ -187,7 +187,7 @@ def layers(config: ModelConfig, state: State) -> Weights:
 
 
 def embedding(config: ModelConfig, state: State, prefix: str) -> Weights:
-    """Return the embedding's tables, one per cluster (one in all if div_val is 1), and the projections that exist."""
+    """Return the embedding's tables, one per cluster (one table if div_val is 1), and the projections that exist."""
     canonical: Weights = {}
     for c in range(1 if config.div_val == 1 else len(config.clusters)):
         canonical[f"embedding.tables.{c}"] = state.take(f"{prefix}.emb_layers.{c}.weight")
@@ -231,7 +231,7 @@ def _positions(config: ModelConfig, state: State) -> Weights:
 
 
 def decoder_layer(i: int, state: State, prefix: str, attn_type: int = 0) -> Weights:
-    """Return one layer's tensors except those of positions.
+    """Return one layer's tensors except the tensors of positions.
 
     One matrix holds the rows of query, key and value; with attn_type 2 and 3 a second matrix holds the query's rows.
     """

@@ -28,9 +28,9 @@ _MANGLED = re.compile(r"^__torch__\.|\.?___torch_mangle_\d+(?=\.)")
 def module_state(module: Stub) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the state dict and the hyper-parameters of a pickled module.
 
-    Names are those of model.state_dict(), without wrappers for several devices; tied tensors are the same object.
-    Hyper-parameters are the model's own attributes that are numbers, text, None, or lists of them. For example,
-    ({"word_emb.weight": [256, 32]}, {"n_layer": 4}).
+    Tensors have the names that model.state_dict() gives them, without wrappers for several devices; tied tensors are
+    the same object. Hyper-parameters are the model's own attributes that are numbers, text, None, or lists of them. For
+    example, ({"word_emb.weight": [256, 32]}, {"n_layer": 4}).
 
     Raises:
         CheckpointError: the object is not a module.

@@ -72,7 +72,7 @@ def _softmax(config: ModelConfig, settings: NvidiaConfig, state: State) -> Weigh
         if (table := f"crit.out_layers_weights.{own}") in state or not settings.tie_weight:
             canonical[f"softmax.tables.{c}"] = state.take(table)[rows]
         canonical[f"softmax.biases.{c}"] = state.take(f"crit.out_layers_biases.{own}")[rows]
-        # shared_out_projs holds the embedding's projections: one in all, one per cluster, or no tensor.
+        # shared_out_projs holds the embedding's projections: one for all clusters, one per cluster, or no tensor
         shared = f"crit.shared_out_projs.{own}"
         if settings.tie_projs[c] and shared in state:
             canonical[f"softmax.projections.{c}"] = state[shared]

@@ -99,7 +99,7 @@ def _behind(front: tuple[str, ...], words: Words) -> Words:
 
 
 def differences(bundle: Bundle, given: bytes, source: str, listener: Listener) -> list[str]:
-    """List the differences between a bundle's vocabulary and a given one, e.g. "id 10: bundle 'w11', module 'w10'".
+    """List the differences between a bundle's vocabulary and `given`, e.g. "id 10: bundle 'w11', module 'w10'".
 
     If the export command in the manifest has --specials or --boundary-token, the words or the token that the option
     added are no difference: `listener` gets a warning instead.

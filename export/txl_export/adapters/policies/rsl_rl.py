@@ -72,7 +72,7 @@ def build(config: Mapping[str, Any]) -> nn.Module:
 
 
 def state_dict(stored: Mapping[str, Any], config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Merge the state dicts of a checkpoint's models into one; a student counts as the actor.
+    """Merge the state dicts of a checkpoint's models into one; a student is treated as the actor.
 
     An archive for robots contains only the actor, under different names (`_EXPORTED`).
     """

@@ -55,7 +55,7 @@ class Loaded:
         global_names: every dotted name the file refers to, sorted.
         sha256: the hash of the file, hexadecimal.
         notes: the names that aliases translated, for the user.
-        constants: the number of nameless tensors in a TorchScript archive, besides those of its module.
+        constants: the number of nameless tensors in a TorchScript archive, besides its module's tensors.
         classes: the class of each part of a TorchScript archive by the part's name; `modules.unscripted` fills it.
     """
 
@@ -71,7 +71,7 @@ class Loaded:
 def load_file(path: Path, aliases: Mapping[str, str] | None = None) -> Loaded:
     """Read a file that torch.save, torch.jit.save, safetensors or pickle.dump wrote.
 
-    `aliases` maps names of classes in the file to known ones, e.g. {"modules.MemTransformerLM":
+    `aliases` maps names of classes in the file to known names, e.g. {"modules.MemTransformerLM":
     "mem_transformer.MemTransformerLM"}.
 
     Raises:

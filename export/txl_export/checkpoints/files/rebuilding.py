@@ -65,7 +65,7 @@ def _asked(request: bytes) -> bytes:
 
 @dataclass(eq=False)
 class Storage:
-    """The elements of a storage, or of a part of one, and the tensors on them.
+    """The elements of a storage, or of a part of a storage, and the tensors over these elements.
 
     Equal views are one tensor object, so that callers find tied tensors with `is`.
     """

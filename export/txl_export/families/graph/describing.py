@@ -1,6 +1,6 @@
 """Describes an ONNX file for `inspect`: its tables, nodes and test runs, and the command to type.
 
-Before it is printed, the command is tried: the first steps of `export` run with it.
+The command is tried before it is printed: the first steps of `export` run with it.
 """
 
 from __future__ import annotations

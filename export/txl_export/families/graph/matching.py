@@ -1,4 +1,4 @@
-"""Matches inputs, outputs and states of an ONNX graph with those of a step: by equal names, or as the user says."""
+"""Matches inputs, outputs and states of an ONNX graph with a step's: by equal names, or as the user says."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def _check_complete(foreign: Foreign, step: Step, ports: Mapping[str, Port], wir
 
 
 def _guess(theirs: Iterable[str], ours: Iterable[str], fits: Callable[[str, str], bool]) -> dict[str, str]:
-    """Return the step's name for each name of the file: of those that fit, the most similar name, else the first.
+    """Return the step's name for each name of the file: the most similar name that fits, else the first that fits.
 
     For example, {"h_in": "h", "c_in": "c"}. A name of the step that no name of the file fits is left out.
     """

@@ -1,1 +1,1 @@
-"""Exports a user's own module that has a state, as it is, and compares the bundle with the module."""
+"""Exports a user's own module with state unchanged, and compares the bundle with the module."""

@@ -1,4 +1,4 @@
-"""Opens the batch axis of captured graphs: they then take any number of sequences up to B, if the module allows it.
+"""Opens the batch axis of captured graphs, so that they take any number of sequences up to B, if the module allows it.
 
 A step is captured a second time with B + 1 sequences; the differences show which sizes follow from B
 (`graphs.opening`). The opened graph runs with few, with many and with idle sequences, and is compared with the module,

@@ -136,7 +136,7 @@ def _reachable(root: Any, scripts: bool = True) -> Iterator[tuple[str, Any]]:
 def _items(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the name and value of each item directly inside a module, a container, an array or an object.
 
-    E.g. ("0", x) and ("1", y) for the list [x, y], or ("weight", w) for a layer's parameter.
+    For example, ("0", x) and ("1", y) for the list [x, y], or ("weight", w) for a layer's parameter.
     """
     if isinstance(value, nn.Module):
         for part in _PARTS:

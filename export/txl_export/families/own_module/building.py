@@ -58,7 +58,7 @@ class StepGraphs:
         self.parameters = parameter_count(plan.spec.module)
 
     def add(self, found: Captured, open_batch: bool = False) -> None:
-        """Add a program and let its graph refer to the shared weights; `open_batch`: the graph leaves B open."""
+        """Add a program and let its graph refer to the shared weights; `open_batch` says that the graph has B open."""
         network, name, model = found.network, found.name, found.model
         self.programs.append(
             Program(

@@ -1,7 +1,8 @@
 """Captures the user's step as a graph, with `torch.export` and its conversion to ONNX.
 
-If that fails, torch first decomposes operators into simpler ones (route "decomposed"): ONNX lacks some of the original
-operators. A graph is accepted only after it has run on real values and was compared with the module (`rehearsal`).
+If this fails, torch first decomposes operators into simpler operators (route "decomposed"): ONNX lacks some of the
+original operators. A graph is accepted only after it has run on real values and was compared with the module
+(`rehearsal`).
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class CaptureError(UsageError):
 
 
 def reason_of(error: Exception, module: nn.Module, origins: Sequence[tuple[ir.Node, str]] = ()) -> tuple[str, bool]:
-    """Return the cause of a failed capture, for a message, and whether it is final (see `CaptureError`).
+    """Return the cause of a failed capture, for a message, and whether the cause is final (see `CaptureError`).
 
     Args:
         error: the error of the capture.

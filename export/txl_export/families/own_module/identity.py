@@ -28,13 +28,13 @@ PLAIN = frozenset(_PLAIN.split())
 def model_id(spec: StepSpec, inputs: Sequence[Input], outputs: Sequence[Output], graphs: Iterable[ir.Graph]) -> str:
     """Return SHA-256 over the tables without B and L, the module's tensors and numbers, and its graphs' operators.
 
-    B and L appear in a graph's constants and decide some of its operators. So only operators outside `PLAIN` count,
-    e.g. Tanh or LSTM, and only those that compute with the inputs. Numbers are those in the module's attributes, such
-    as the number of heads; they stand for the graphs' constants.
+    B and L appear in a graph's constants and decide some of its operators. So only operators outside `PLAIN`, e.g. Tanh
+    or LSTM, are hashed, if they compute with the inputs. Numbers in the module's attributes, such as the number of
+    heads, are hashed in place of the graphs' constants.
 
     Args:
         spec: the specification.
-        inputs, outputs: the tables with "B" and "L" in their shapes; `valid` does not count.
+        inputs, outputs: the tables with "B" and "L" in their shapes; `valid` is not hashed.
         graphs: the graphs of all programs.
     """
     facts = {
@@ -82,9 +82,9 @@ def _computing(graph: ir.Graph) -> Iterator[str]:
 
 
 def own_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Return the module's parameters and buffers by name; a shared tensor comes once.
+    """Return the module's parameters and buffers by name; a shared tensor is listed once.
 
-    For example, {"rnn.weight_ih": [96, 8]}.
+    For example, {"rnn.weight_ih": a tensor [96, 8]}.
     """
     return dict(module.named_parameters()) | dict(module.named_buffers())
 

@@ -39,7 +39,8 @@ EXAMPLES = 4
 _INNER = re.compile(r" \['[^']*(?:'\]?)?")
 """Matches the graph's own name of a value in a refusal, as in "… at GatherND ['val_653']"."""
 FURTHER = 3
-"""Additional steps before a comparison, if shapes allow them, so that states differ from initial ones."""
+"""Number of additional steps before a comparison, if shapes allow them, so that states differ from their initial
+values."""
 
 
 class Example(NamedTuple):
@@ -53,7 +54,7 @@ class RehearsalError(Exception):
     """A graph does not load, does not run, or computes something else; the message says which.
 
     Attributes:
-        elsewhere: whether it fails only for values other than those it was captured with.
+        elsewhere: whether the graph fails, but not for the values with which it was captured.
         fed_size: whether a size in the graph depends on values of inputs.
         inner: a text with the graph's own name of a value, such as val_653, which the message leaves out.
     """
@@ -94,7 +95,7 @@ def rehearse(model: ir.Model, network: StepNetwork, examples: Sequence[Example])
         ir.save(model, path, external_data=WEIGHTS, size_threshold_bytes=SMALL)
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
-        options.add_session_config_entry("session.x64quantprecision", "1")  # the runtime sets it, too
+        options.add_session_config_entry("session.x64quantprecision", "1")  # the runtime sets this, too
         try:
             onnx.shape_inference.infer_shapes(
                 onnx.load(path, load_external_data=False), check_type=True, strict_mode=True

@@ -1,4 +1,4 @@
-"""The specification of a model that a user writes: its module, and its inputs, states and outputs by name.
+"""Defines the specification that a user writes of a model: its module, and its inputs, states and outputs by name.
 
 Importing this module needs no torch. A field of a wrong type is refused when the specification is made, with a
 `UsageError` such as "InputSpec('x'): shape is 3, expected a tuple of …".
@@ -69,7 +69,7 @@ class InputSpec(_Typed):
         name: the name by which the runtime's callers give it.
         shape: e.g. ("B", "L", 84); without "L" the step takes one position at a time.
         dtype: the dtype that the module takes: float32, int32, int64 or bool. The bundle stores int64 as int32.
-        tokens: the number V of token ids 0 … V-1; the module takes int64 then, unless `dtype` says int32.
+        tokens: the number V of token ids 0 … V-1; with token ids the module takes int64, unless `dtype` says int32.
         lookahead: number of positions after the segment that the module reads, too: it gets L + lookahead positions,
             and the next segment begins L positions later.
     """
@@ -210,7 +210,7 @@ class StepSpec(_Typed):
 
     @cached_property
     def output_specs(self) -> tuple[OutputSpec, ...]:
-        """The outputs as specifications; the shape of one that was given by name is found by running."""
+        """The outputs as specifications; the shape of an output that was given by name is found by running."""
         return tuple(OutputSpec(one) if isinstance(one, str) else one for one in self.outputs)
 
     @cached_property

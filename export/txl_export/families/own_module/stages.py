@@ -35,7 +35,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Transition:
-    """A segment of `length` positions that leads from one stage to another, or to the same."""
+    """A segment of `length` positions that leads from `stage` to `after`, which may be the same stage."""
 
     stage: Stage
     length: int
@@ -53,13 +53,13 @@ def reached(
     """Return every transition that segments of these lengths can reach from the start, in the order of the search.
 
     Raises:
-        UsageError: there are more than `most`, or a state takes a shape that was not declared.
+        UsageError: there are more than `most` transitions, or a state takes a shape that was not declared.
         OwnCodeError: the module cannot take a length.
     """
     tries = Tries(eager, batch_size, 1)
     states = tries.fresh()
     known = {_key(states): Stage(0, shapes_of(states))}
-    waiting = deque([(known[_key(states)], states)])  # holds only states still to be examined: they may have many rows
+    waiting = deque([(known[_key(states)], states)])  # only states that are still to be examined
     transitions: list[Transition] = []
     while waiting:
         stage, held = waiting.popleft()

@@ -61,7 +61,7 @@ class Builder:
         memory: the form of memory that the programs keep, "kv" or "hidden".
         precision: the bundle's precision.
         keep: beginnings of names of matrices that are not quantised, e.g. "layers.03".
-        features: whether rows end with what entered the last feed-forward layer.
+        features: whether the rows that programs return end with the input of the last feed-forward layer.
     """
 
     config: ModelConfig
@@ -102,7 +102,7 @@ class Builder:
         many = self.precision == "int8" and any(has_many_rows(program) for program in programs)
         if many:
             programs = apart(programs)
-        # one graph per file: that of the longest segment, which comes first
+        # each file gets the graph of its longest segment, which comes first
         graphs = {program.file: program for program in reversed(programs)}
         whole = [file for file in graphs if whole_of(file) == file]
         networks = {file: self._network(graphs[file], folded) for file in whole}

@@ -1,4 +1,4 @@
-"""Positions: sinusoids (Vaswani et al. 2017; Dai et al. 2019, section 3.3), and the largest distance that has one."""
+"""Computes sinusoids of positions (Vaswani et al. 2017; Dai et al. 2019, section 3.3), and the largest distance."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def last_distance(config: ModelConfig, dialect: Dialect) -> int | None:
 def sinusoid(length: int, width: int) -> Tensor:
     """Return rows for distances 0 … length-1: float32 [length, width], width/2 sines and then width/2 cosines.
 
-    They are computed in float32, as in every original code, whatever the model's precision. `width` is even.
+    The rows are computed in float32, as in every original code, whatever the model's precision. `width` is even.
 
     Example:
         >>> sinusoid(2, 4)

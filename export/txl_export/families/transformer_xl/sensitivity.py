@@ -32,7 +32,7 @@ def layer_sensitivity(
     Args:
         make: makes a reference from weights.
         weights: the canonical parameters.
-        parts: the graphs' parameters; those of quantised matrices as codes and scales.
+        parts: the graphs' parameters; quantised matrices are stored as codes (integers) and scales.
         tokens: int [T]; the first 4 segments of `length` tokens are run.
     """
     reference = make(weights)

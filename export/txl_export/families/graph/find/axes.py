@@ -2,7 +2,7 @@
 
 The axes of each input are followed through the nodes. If an LSTM reads x [8, 1, 6], axis 0 of x is positions and axis 1
 sequences; the same holds for axes 0 and 1 of an output y [8, 1, 2] that follows the LSTM. Axes that an operator aligns
-belong together, e.g. those of h [1, 16] and of x if h is added to a value computed from x.
+belong together: e.g. if h [1, 16] is added to a value computed from x, the axes of h and of x.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class _Follow:
         return axis
 
     def _join(self, one: Dim, two: Dim) -> Dim:
-        """Join two axes of equal size and return the joint axis; if an axis has size 1, return the second axis."""
+        """Join axes of equal size and return the joint axis; if an axis has size 1, return the longer axis."""
         if one[0] == 1 or two[0] == 1:
             return two if one[0] == 1 and (two[0] != 1 or not one[1]) else one
         if isinstance(one[0], int) and isinstance(two[0], int) and one[0] != two[0]:
@@ -258,7 +258,7 @@ class _Follow:
 
 
 def _first_sizes(wanted: Sequence[Any], units: Dims) -> Dims:
-    """Match the first sizes of a Reshape with axes up to one that is unclear; remove these axes from `units`."""
+    """Match the first sizes of a Reshape with axes, up to an unclear size; take these axes out of `units`."""
     dims = Dims()
     for size in wanted:
         count = next((n for n in range(1, len(units) + 1) if _size(units[:n]) == size), 0)

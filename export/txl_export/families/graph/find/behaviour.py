@@ -52,7 +52,8 @@ class Axes:
     Attributes:
         batch: the axis of sequences; {} if it was not found.
         sequences: the number of sequences; None if any number runs.
-        independent: whether a sequence gives the same results without the others; None if there is only one sequence.
+        independent: whether the other sequences leave a sequence's results the same; None if there is only one
+            sequence.
         reaching: inputs through which a sequence changes results of other sequences.
         segment: the axis of successive positions.
         positions: the same axis, if an output has as many positions as an input, so that segments can be chained.

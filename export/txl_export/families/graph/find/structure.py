@@ -64,7 +64,7 @@ class Context:
     Attributes:
         node: the node's name.
         input: the input it reads.
-        before: the number of positions it needs before the new ones.
+        before: the number of positions that it needs before the new positions.
         step: the number of new positions per result (the stride).
     """
 
@@ -110,7 +110,7 @@ def read_structure(graph: ir.Graph, inputs: Sequence[Port]) -> Structure:
     """Read a graph's nodes once, from inputs to outputs.
 
     Raises:
-        CheckpointError: a constant or attribute in it is damaged.
+        CheckpointError: a constant or attribute in the graph is damaged.
     """
     try:
         return _Pass(graph, inputs).found
@@ -140,7 +140,7 @@ class _Pass:
             inputs, held = self._of(node.inputs), subgraphs(node)
             if node.op_type in ("Loop", "Scan") and held:
                 self._loop(node, inputs, held[0])
-            elif held:  # an If: its results are those of either branch
+            elif held:  # an If has the results of either branch
                 decides = Ways(_any(inputs, "reach"))
                 for output, *ends in zip(node.outputs, *map(self._graph, held), strict=False):
                     self._ways[output] = _passing([*ends, decides], ends)
@@ -204,7 +204,7 @@ class _Pass:
         return []
 
     def _context(self, node: ir.Node, source: Ways) -> None:
-        """Record a convolution along one axis of one input if it needs positions before the new ones."""
+        """Record a convolution along one axis of one input if it needs positions before the new positions."""
         sizes, value = _sizes(node.inputs[1]), node.inputs[0]
         if len(sizes) != 3 or source.moved != source.reach or source.reach.bit_count() != 1:
             return

@@ -15,7 +15,8 @@ from txl_export.families.graph.take.reading import MOST_NUMBERS, Foreign, Port
 from txl_export.families.graph.take.running import RunError, Runner
 
 LENGTHS = (4, 1, 2, 8, 16, 32, 64, 128, 160, 256, 320, 480, 512, 576, 640, 1024, 1536, 1600, 3200, 16000)
-"""Numbers of positions that are tried if a graph leaves them open; the later ones are usual frame sizes of audio."""
+"""Numbers of positions that are tried if a graph leaves them open; the larger numbers are usual frame sizes of
+audio."""
 ROWS = (6, 0, 1, 16)
 """Numbers of rows of a cache that are tried if a graph leaves them open."""
 CALLED = {

@@ -23,7 +23,7 @@ from txl_export.families.own_module.spec import StateSpec, StepSpec
 
 _Found = Mapping[str, Array]
 LIMIT = 1e-5
-"""Largest difference of chained outputs from those of all positions at once, relative to the largest value."""
+"""Largest difference of outputs of a chain from outputs for all positions at once, relative to the largest value."""
 SMALL = 1e-3
 """Largest difference of results whose largest value is below 1, relative to that value."""
 SEGMENTS, LEAST = 6, 48
@@ -89,7 +89,7 @@ def check_opened(
 
 
 def _check_alone(spec: StepSpec, step: FileStep, batch: int, whole: Call, opened: OpenedGraph) -> None:
-    """Check a file whose call is one position: run each recurrence alone over all positions that the chain gave it.
+    """Check a file whose call is one position: run each recurrence by itself over all positions that the chain gave it.
 
     All other nodes are the same in chain and file; the first call of both is compared, too.
     """
@@ -165,7 +165,10 @@ def divisible(spec: StepSpec, batch: int, length: int, shorter: int) -> bool:
 
 
 def _start_of(spec: StepSpec, batch: int, length: int) -> tuple[Mapping[str, Tensor], Held]:
-    """Return inputs of `length` positions and initial states, always the same: from samples if they are long enough."""
+    """Return inputs of `length` positions and initial states, equal in every call.
+
+    The inputs come from samples if these are long enough.
+    """
     samples = spec.samples
     enough = samples is not None and all(
         np.shape(samples[entry.name])[axis] >= length for entry in spec.inputs for axis in entry.axes.positions

@@ -91,10 +91,10 @@ def open_hidden(model: ir.Model, segment: Mapping[str, int], fold: Fold) -> list
     """Make the hidden states of a graph explicit, in place. After an error the graph is unusable.
 
     Args:
-        model: a graph of opset 18 to 27 with constants folded. Open sizes give more information than fixed ones.
+        model: a graph of opset 18 to 27 with constants folded. Open sizes give more information than fixed sizes.
         segment: the axis of positions by the name of an input; {} if unknown. Operators along other axes, e.g. over
-            frequency bands, stay. If sizes do not show the axis, a forward recurrence, or zeros only in front, counts
-            as a state.
+            frequency bands, stay. If sizes do not show the axis, a forward recurrence, or zeros only in front, is taken
+            for a state.
         fold: computes constants of a graph.
 
     Returns:
@@ -238,7 +238,7 @@ class _Opening:
             ir.convenience.replace_nodes_and_values(self._graph, node, [window.cut], [], [left_out], [result])
 
     def _transposed(self, node: ir.Node) -> _Read | None:
-        """Read a ConvTranspose whose last results overlap those of the next positions."""
+        """Read a ConvTranspose whose last results overlap the results of the next positions."""
         if (read := read_tail(node, self._sizes)) is None:
             return None
         window, at, fault = read

@@ -34,7 +34,7 @@ _SMALL = 2**16
 
 @dataclass(frozen=True)
 class _Measured:
-    """Sizes and dtype of a value (None: unknown), and its content if it is constant."""
+    """Sizes and dtype of a value, each None if it is unknown, and the value's content if it is constant."""
 
     sizes: tuple[int | None, ...] = ()
     dtype: ir.DataType | None = None
@@ -76,7 +76,7 @@ class Sizes:
             self._long = {}
 
     def of(self, value: ir.Value | None) -> tuple[Size | None, ...]:
-        """Return the sizes of a value: a text for an open size, None for an unknown one; () if nothing is known."""
+        """Return the sizes of a value: a text for an open size, None for an unknown size; () if nothing is known."""
         if value is not None and value.const_value is not None:
             return tuple(value.const_value.shape.numpy())
         one, two = (run.get(value, _NOTHING).sizes for run in (self._short, self._other))
@@ -141,8 +141,8 @@ def _measured(
     Args:
         model, segment, fold: as in `Sizes`.
         values: the values to measure.
-        length: the number of positions of a segment if it is open.
-        times: the factor on the number of positions if it is fixed.
+        length: the number of positions of a segment, if the graph leaves it open.
+        times: the factor on the number of positions, if the graph fixes it.
         attempt: selects the numbers for other open sizes.
 
     Raises:

@@ -65,8 +65,11 @@ def read_window(node: ir.Node, sizes: Sizes) -> Window | None:
 def read_tail(node: ir.Node, sizes: Sizes) -> tuple[Window, int, str] | None:
     """Read a ConvTranspose whose results overlap those of the next call; None if nothing overlaps.
 
+    A Slice after the node may drop a wrong number of results; then the chain's length differs from the file's.
+
     Returns:
-        The window; the axis of the overlap, where 0 is the third axis; the reason why the overlap cannot be carried, or "". A Slice after the node may drop a wrong number of results; then the chain's length differs from the file's.
+        The window; the axis along which results overlap, counted from the third; the reason why the overlap cannot be
+            carried, or "".
     """
     if (window := _read(node, sizes)) is None:
         return None

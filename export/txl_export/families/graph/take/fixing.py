@@ -79,7 +79,7 @@ def forget_sizes(graph: ir.Graph) -> None:
 
 
 def drop_unread(model: ir.Model, kept: Collection[str]) -> dict[str, Array]:
-    """Remove inputs of fixed shape that no node reads, in place, except those in `kept`.
+    """Remove inputs of fixed shape that no node reads, in place, unless their names are in `kept`.
 
     For example, it returns {"mask": zeros [1, 8]}.
 

@@ -155,7 +155,7 @@ def _pairs(table: Path, nodes: dict[str, _Node], flow: dict[str, list[str]]) -> 
 
 
 def _graph(table: Path, name: str, node: _Node) -> Path:
-    """Return the ONNX file of a node; its SHA-256 must be the recorded one."""
+    """Return the ONNX file of a node; its SHA-256 must be the recorded SHA-256."""
     backend, named, expected = (str(node.parameters.get(key)) for key in ("backend", "model_path", "sha256sum"))
     if backend != "onnx":
         raise CheckpointError(f"{table}: {shown(name)} is saved as {shown(backend)}, expected onnx; {AGAIN} as that")
@@ -174,7 +174,10 @@ def _first_values(table: Path, named: str, name: str, states: Collection[str]) -
 
 
 def _beside(table: Path, named: str, read: Callable[[bytes], Any]) -> tuple[Path, Any]:
-    """Return the path and content of a file that a YAML file names; it must lie in its folder, links resolved."""
+    """Return the path and content of a file that a YAML file names.
+
+    With links resolved, the file must lie in the YAML file's folder.
+    """
     file, place = table.parent / named, os.path.realpath(table.parent)
     if not named.isprintable() or len(named) > 255 or not Path(os.path.realpath(file)).is_relative_to(place):
         raise CheckpointError(f"{table}: names {shown(named)}, expected a file in its folder; copy it there")

@@ -190,7 +190,7 @@ def packed(model: ir.Model) -> bytes:
 
 
 def _why(error: BaseException) -> str:
-    """Return the message of the first error of a chain: later ones contain whole printed graphs."""
+    """Return the message of the first error of a chain, because later messages contain whole printed graphs."""
     while error.__cause__ is not None:
         error = error.__cause__
     return one_line(error)

@@ -240,7 +240,7 @@ def _cut(model: Any) -> Callable[[Any], None]:
     stays.
 
     Returns:
-        A function that puts the nodes back into a graph folded from this one, after all others.
+        A function that puts the nodes back into the folded graph, behind all its nodes.
     """
     import onnx
 
