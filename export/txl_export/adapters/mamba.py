@@ -35,7 +35,8 @@ def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
     layers = getattr(getattr(module, "mamba", module), "layers", ())
     mixers: list[Any] = [getattr(layer, "mixer", None) for layer in layers]
     known = all(hasattr(mixer, "ssm_step") and hasattr(mixer, "A_log") for mixer in mixers)
-    if not mixers or not known or any(hasattr(mixer, "A_log_b") for mixer in mixers):  # A_log_b: a backward scan
+    # mixers with A_log_b also scan backwards
+    if not mixers or not known or any(hasattr(mixer, "A_log_b") for mixer in mixers):
         raise UsageError(
             f"this {type(module).__name__} is not made of layers with mixer.ssm_step and A_log alone, expected "
             "mambapy.lm.LM or mambapy.mamba.Mamba; Mamba-2 and Jamba have other states, and Vision Mamba scans from "

@@ -44,7 +44,8 @@ Found = tuple[str, Any, dict[str, Any], dict[str, Any], list[Path]]
 
 def is_run(path: Path) -> bool:
     """Return whether a path is a folder or zip that `read_run` reads."""
-    if (path / "config.json").exists():  # a Hugging Face folder may be a stranger's, so it is not listed
+    # a Hugging Face folder may come from a stranger, so its files are not listed
+    if (path / "config.json").exists():
         return False
     return (path / AGENT).is_file() or bool(_zips(path))
 
@@ -101,7 +102,8 @@ def _rsl_rl(path: Path, agent: Mapping[str, Any]) -> Found:
     deviations = [tensor for key, tensor in state.items() if re.fullmatch(r"distribution\.(log_)?std_param", key)]
     last = max((key for key in state if key.startswith("mlp.")), key=lambda key: int(key.split(".")[1]))
     count = deviations[0].shape[0] if deviations else state[last].shape[0]
-    if not deviations and settings.get("distribution_cfg"):  # the last layer also gives the deviations
+    # if the file has no parameters for the deviations, they also come out of the last layer
+    if not deviations and settings.get("distribution_cfg"):
         count //= 2
     groups = list((agent.get("obs_groups") or {}).get("actor", ["policy"]))
     config = {"obs": {"policy": width}, "num_actions": count, "obs_groups": {"actor": ["policy"]}, "actor": settings}
@@ -131,7 +133,8 @@ def _rl_games(path: Path, agent: Mapping[str, Any]) -> Found:
     sizes |= {"input_shape": [_tensor(checkpoint, state, first).shape[-1]]}
     around, normal = params.get("env") or {}, "in the graph" if means in state else None
     limits = {key: around.get(key) for key in ("clip_observations", "clip_actions")}
-    if params["config"].get("clip_actions", True):  # a player clips to 1, then rescales to the space's limits
+    # a player of rl_games clips actions to 1, then rescales them to the limits of the space
+    if params["config"].get("clip_actions", True):
         limits |= {"clip_actions": 1.0, "rescale_actions": limits["clip_actions"]}
     return "rl_games", checkpoint, {"params": params, **sizes}, {"normaliser": normal, **limits}, [checkpoint]
 

@@ -76,7 +76,8 @@ class FastaiConfig(Struct, kw_only=True):
 def unwrap(content: Any, source: str) -> Unwrapped | None:
     """Return the parts of a musicautobot learner's file, {"model": …, "config": …}; None for other content."""
     match content:
-        case {"model": Mapping() as state, "config": config} if set(MARKS) <= set(state):  # others have these, too
+        # files of other code bases have both keys, too, so tensor names are checked
+        case {"model": Mapping() as state, "config": config} if set(MARKS) <= set(state):
             return Unwrapped(state, config, "model and config")
     return None
 

@@ -1,1 +1,1 @@
-"""Reads recurrent policies: `shape` has what all have in common, and one module per package reads that package's."""
+"""Reads recurrent policies: `shape` has their common parts, and one module per package reads the package's policies."""

@@ -97,7 +97,8 @@ def shape(module: Any, config: Mapping[str, Any]) -> Shape | None:
     `"critic": false` in the config leaves out the critic and its input.
     """
     places = {role: place for role, many in PLACES.items() for place in many if _at(module, place.rnn) is not None}
-    plain = {role for role in PLACES if _at(module, f"{role}.is_recurrent") is False}  # without memory; since version 5
+    # models without memory exist since version 5
+    plain = {role for role in PLACES if _at(module, f"{role}.is_recurrent") is False}
     places |= {role: PLACES[role][0] for role in plain}
     if "actor" not in places:
         return None

@@ -111,7 +111,7 @@ class Writer:
             return contents, str(error), 0
         except MemoryError:
             raise
-        except Exception:  # Python raises many types, e.g. IndexError, for a damaged pickle
+        except Exception:  # Python raises many types of errors, e.g. IndexError, for a damaged pickle
             return contents, "the pickle is cut short or damaged; copy the file again", 0
         return contents, "", file.tell()
 

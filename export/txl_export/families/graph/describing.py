@@ -139,11 +139,13 @@ def describe_graph(
 
 def _look(foreign: Foreign, choices: Choices, helper: Helper, facts: GraphFacts, listener: Listener) -> Choices:
     """Examine a file step by step and fill `facts`; return the options that an export needs."""
-    with helper.open(foreign.data):  # refuses early if ONNX Runtime cannot open the file's own graph
+    # an error here says that ONNX Runtime cannot open the file's own graph
+    with helper.open(foreign.data):
         folded = _folded(foreign, helper)
     facts.frozen, structure = _nodes(foreign, facts).frozen, _nodes(folded, facts)
     facts.settings = {name: sorted({*structure.compared.get(name, ())}) for name in sorted(structure.branching)}
-    if facts.settings:  # all below is found for the values of settings that the command will fix
+    # all facts below are found for the values of settings that the command will fix
+    if facts.settings:
         facts.fixed = {name: (numbers or [1])[0] for name, numbers in facts.settings.items()}
         folded = _folded(foreign.of(fix(foreign, facts.fixed)[0]), helper)
         structure = _nodes(folded, facts)
@@ -220,7 +222,8 @@ def _try(foreign: Foreign, choices: Choices, source: str, facts: GraphFacts, sta
             facts.unknown = _unknown(begin(foreign, way, Silent(), TRIED).graph.graph)
         except BackendError as error:
             facts.tried = f"not tried to its end: {error}"
-            facts.unknown = [name for name in _unknown(foreign.model.graph) if "::" in name]  # these never vanish
+            # operators of domains besides ONNX's own never vanish
+            facts.unknown = [name for name in _unknown(foreign.model.graph) if "::" in name]
             facts.command = facts.command if not facts.unknown else ""
         except TxlError as error:
             facts.command, facts.tried = "", facts.tried or str(error)

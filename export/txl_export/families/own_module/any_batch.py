@@ -75,7 +75,7 @@ def _of_one_more(plan: Plan, captured: Captured) -> ir.Model:
     try:
         network, examples = of_sequences(plan, captured.network.length, count)
         return captured.again(network, examples[0])
-    except Exception as error:  # the user's code may allow only one B, and torch raises many kinds
+    except Exception as error:  # the user's code may allow only one B, and torch raises many kinds of errors
         raise FixedBatchError(f"it cannot be captured with B + 1 = {count}: {one_line(error)}") from error
 
 

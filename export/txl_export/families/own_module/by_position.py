@@ -100,7 +100,7 @@ def lifting(plan: Plan, make: Callable[[Plan], Capture]) -> Capture:
         try:
             network, examples = of_sequences(one, 1, most + 1)
             open_batch(graph.model, graph.again(network, examples[0]), most)
-        except Exception as error:  # the user's code may allow only one B, and torch raises many kinds
+        except Exception as error:  # the user's code may allow only one B, and torch raises many kinds of errors
             _refuse(f"B has to be an axis of its own, or fold with others as B · H, B first: {one_line(error)}")
         return graph
 

@@ -83,7 +83,7 @@ def capture(network: StepNetwork, name: str, examples: Sequence[Example]) -> Cap
                 origins += [(node, node.metadata_props.get(STACK_TRACE, "")) for node in model.graph]
                 settle(model, name, network.inputs, network.outputs)
                 rehearse(model, network, examples)
-        except Exception as error:  # torch raises many kinds, and the user's code may raise any
+        except Exception as error:  # torch raises many kinds of errors, and the user's code may raise any
             reason, final = reason_of(error, network.module, origins)
             message = message or reason
             if exported is None or final or (isinstance(error, RehearsalError) and error.elsewhere):

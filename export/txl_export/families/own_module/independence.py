@@ -78,7 +78,8 @@ def influence(tries: Tries, length: int) -> str:
     for given in (usual, others):
         movable = {name for name, one in given.items() if one is not None and axes[name].batch is not None}
         results, turned = run(given), run(given | {name: given[name].flip(axes[name].batch) for name in movable})
-        for name, row in product(results, range(last + 1)):  # by row: the difference is relative to the row's values
+        # rows are compared one by one, because the difference is relative to the row's values
+        for name, row in product(results, range(last + 1)):
             if not difference(axes[name].one(turned[name], last - row), axes[name].one(results[name], row)) <= _PLACES:
                 return f"{name} of a sequence changes with its place in the batch"
     return ""

@@ -193,7 +193,8 @@ def _states_at(plan: Plan, stage: Stage, eager: Eager, draws: np.random.Generato
 def _way(plan: Plan, stage: Stage) -> list[Transition]:
     """Return the fewest transitions from the start to a stage, then up to `FURTHER` that stay at this stage."""
     came: dict[int, Transition] = {}
-    for one in plan.transitions:  # in the order of search: the first that leads to a stage is on the shortest way
+    # transitions are in the order of the search, so the first that leads to a stage is on the shortest way
+    for one in plan.transitions:
         came.setdefault(one.after.number, one)
     way: list[Transition] = []
     number = stage.number

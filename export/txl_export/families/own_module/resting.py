@@ -1,4 +1,4 @@
-"""Finds the state that a step reaches in silence, so that a stream begins with it and not with zeros.
+"""Finds the state that a step reaches in silence, so that a stream begins with that state and not with zeros.
 
 The network of an amplifier has biases: from a state of zeros it first makes a click, until its state has settled.
 """

@@ -200,7 +200,8 @@ class StepSpec(_Typed):
         right = len(set(names)) == len(names) and not any(map(_TAKEN.match, names))
         expected = "each once, and none of valid (lengths=True gives it), fill, head and state.…"
         self._expect("the list of inputs and outputs", right, expected, names)
-        names = [one.name for one in self.states]  # engines need state names that sort alike as inputs and as outputs
+        # engines need states whose names, as inputs and as outputs, sort in one order
+        names = [one.name for one in self.states]
         right = len(set(names)) == len(names) and not any(a.startswith(f"{b}.") for a in names for b in names)
         self._expect("the list of states", right, "each once, and none that is another with a dot behind it", names)
         names = [one.name for one in self.output_specs if one.role in LOGITS]

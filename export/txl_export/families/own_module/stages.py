@@ -59,7 +59,8 @@ def reached(
     tries = Tries(eager, batch_size, 1)
     states = tries.fresh()
     known = {_key(states): Stage(0, shapes_of(states))}
-    waiting = deque([(known[_key(states)], states)])  # only states that are still to be examined
+    # only states that are still to be examined are held, because they may have many rows
+    waiting = deque([(known[_key(states)], states)])
     transitions: list[Transition] = []
     while waiting:
         stage, held = waiting.popleft()

@@ -199,7 +199,8 @@ class Network(Traceable):
             content = (query + self[f"{name}.content_bias"][:, None]) @ key.transpose(2, 3)
             scores = content + self._by_distance(i, query).gather(3, index)
         scores = torch.where(visible, scores, torch.full((), UNSEEN, dtype=scores.dtype))
-        mixed = scores.float().softmax(dim=-1).to(self.dtype) @ value  # [B, H, L, d_head]: values, weighted
+        # mixed [B, H, L, d_head] holds the weighted values
+        mixed = scores.float().softmax(dim=-1).to(self.dtype) @ value
         rows, width = mixed.transpose(1, 2), self.config.n_head * self.config.d_head
         return self.linear(f"{name}.output", rows.reshape(-1, width) if flat else rows.flatten(start_dim=2))
 

@@ -152,7 +152,8 @@ class PaperModel:
         query = self._heads(f"{name}.query", queries_from)
         key, value = self._heads(f"{name}.key", context), self._heads(f"{name}.value", context)
 
-        distance = torch.arange(rows - length, rows)[:, None] - torch.arange(rows)[None, :]  # [T, rows], query to key
+        # distances [T, rows] from query to key
+        distance = torch.arange(rows - length, rows)[:, None] - torch.arange(rows)[None, :]
         visible = distance >= 0
         window = self.dialect.window_of(length, self.memory_length)
         if window is not None:

@@ -1,4 +1,7 @@
-"""Computes sinusoids of positions (Vaswani et al. 2017; Dai et al. 2019, section 3.3), and the largest distance."""
+"""Computes the sinusoids of positions, and the largest distance that has a position of its own.
+
+The sinusoids are those of Vaswani et al. 2017 and of Dai et al. 2019, section 3.3.
+"""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ class _Pass:
             for ways, other in zip(inputs, node.inputs[::-1], strict=True):
                 for name in (
                     structure.among(ways.moved) if ways.moved.bit_count() <= FEW else ()
-                ):  # a setting is one input
+                ):  # a setting is one input, so more than FEW show none
                     known = structure.compared.setdefault(name, [])
                     known += (numbers(other) or [])[: 8 if len(known) < FEW else 0]
         elif op == "Conv" and len(inputs) > 1:

@@ -84,7 +84,8 @@ class Inputs:
                 continue
             if all(array.size for array in self.first.values()):
                 return
-            empty = empty or (sizes, plain, self.given, self.first)  # an empty result: perhaps too few samples
+            # results are empty, e.g. because there are too few samples for one frame
+            empty = empty or (sizes, plain, self.given, self.first)
         if empty is None:
             raise refused
         self.sizes, self._plain, self.given, self.first = empty

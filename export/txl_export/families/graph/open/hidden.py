@@ -123,7 +123,7 @@ def _checked() -> Iterator[None]:
         yield
     except (TxlError, EndedError):
         raise
-    except Exception as error:  # onnx-ir raises many types
+    except Exception as error:  # onnx-ir raises many types of errors
         raise CheckpointError(
             f"a graph whose parts do not fit together ({one_line(error)}), expected a valid one; export it again"
         ) from None

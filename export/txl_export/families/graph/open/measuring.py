@@ -201,7 +201,8 @@ def _numbers(graph: ir.Graph, segment: Mapping[str, int], attempt: int) -> dict[
     sizes = {(value.name, axis): _size(value, axis) for value in graph.inputs for axis in range(len(value.shape or ()))}
     along = {sizes.get(place) for place in segment.items()}
     others = (size for size in dict.fromkeys(sizes.values()) if isinstance(size, str) and size not in along)
-    numbers: dict[Size, int] = {size: at * at + 3 * at + 7 for at, size in enumerate(others, attempt)}  # 7, 11, 17, 25
+    # the numbers are 7, 11, 17, 25 and so on
+    numbers: dict[Size, int] = {size: at * at + 3 * at + 7 for at, size in enumerate(others, attempt)}
     for symbol in numbers:
         parts = [part.strip() for part in str(symbol).split("+")]
         if len(parts) > 1 and all(part.isdecimal() or part in numbers for part in parts):

@@ -157,10 +157,11 @@ def parse(data: bytes, path: Path) -> tuple[ir.Model, int, bytes]:
                 tensor.ClearField("external_data")
                 tensor.ClearField("data_location")
             data = model.SerializeToString()
-        with quiet():  # silences onnx-ir; whoever runs the graph reports what is wrong with it
+        # quiet() silences onnx-ir; whoever runs the graph reports what is wrong with it
+        with quiet():
             parsed = ir.from_proto(model)
             ir.external_data.set_base_dir(parsed.graph, str(path.parent))
-    except Exception as error:  # onnx-ir raises many types
+    except Exception as error:  # onnx-ir raises many types of errors
         raise CheckpointError(f"{path}: no graph that could be changed ({_why(error)}); export it again") from None
     return parsed, beside, data
 
@@ -173,7 +174,7 @@ def copied(model: ir.Model) -> ir.Model:
     """
     try:
         return model.clone()
-    except Exception as error:  # onnx-ir raises many types
+    except Exception as error:  # onnx-ir raises many types of errors
         raise CheckpointError(f"no graph that could be changed ({_why(error)}); export the file again") from None
 
 
@@ -185,7 +186,7 @@ def packed(model: ir.Model) -> bytes:
     """
     try:
         return bytes(ir.to_proto(model).SerializeToString())
-    except Exception as error:  # onnx-ir raises many types
+    except Exception as error:  # onnx-ir raises many types of errors
         raise CheckpointError(f"a tensor is not what it says ({_why(error)}); export the file again") from None
 
 

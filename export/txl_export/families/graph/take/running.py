@@ -93,7 +93,8 @@ class Helper:
             RunError: the graph cannot be opened or converted.
             EndedError: the helper process died or ran out of time.
         """
-        with tempfile.TemporaryDirectory(prefix="txl-deploy-fold-") as place:  # for ONNX Runtime's result
+        # ONNX Runtime writes a folded graph only to a file
+        with tempfile.TemporaryDirectory(prefix="txl-deploy-fold-") as place:
             asked = Request(graph=packed(graph), folder=self._folder, place=place)
             return parse(self.ask(asked).graph, self._path)[0]
 

@@ -128,7 +128,7 @@ def answer(request: bytes) -> bytes:
     asked = msgspec.msgpack.decode(request, type=Request)
     try:
         reply = _answer(asked)
-    except Exception as error:  # ONNX Runtime has a type per status code; onnx and NumPy raise others
+    except Exception as error:  # ONNX Runtime has an error type per status code; onnx and NumPy raise others
         reply = Answer(error=one_line(error))
     reply.seconds = time.process_time()
     return msgspec.msgpack.encode(reply)
@@ -163,7 +163,8 @@ def _session(graph: bytes, folder: str, optimised: Path | None = None) -> Any:
         graph,
         options,
         providers=["CPUExecutionProvider"],
-        disabled_optimizers=["EliminateDropout"],  # it would also remove Dropouts in training mode, which change values
+        # EliminateDropout would also remove Dropouts in training mode, which change values
+        disabled_optimizers=["EliminateDropout"],
     )
     # On x86 without VNNI, sums of uint8 by int8 are exact only with "1". A QLinearMatMul of int8 by int8, whose sums
     # are always exact, opens only with "0".
@@ -173,7 +174,7 @@ def _session(graph: bytes, folder: str, optimised: Path | None = None) -> Any:
     options.add_session_config_entry("session.x64quantprecision", "0")
     try:
         return opened()
-    except Exception as error:  # see `answer`
+    except Exception as error:  # ONNX Runtime has an error type per status code, see `answer`
         raise ValueError(_too_new(str(error), onnxruntime.__version__) or one_line(error)) from None
 
 
