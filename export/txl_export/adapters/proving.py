@@ -99,7 +99,7 @@ def _one(tensor: Tensor, axes: Axes, sequence: int, length: int = 0) -> Tensor:
 
 
 def _like(ours: Tensor, theirs: Tensor, end: int) -> Tensor:
-    """Cut `ours` to the shape of `theirs`, keeping the first rows (`end` 0) or the last (-1): [1, 8] → [1, 5]."""
+    """Cut `ours` to the shape of `theirs`, to its first rows (`end` 0) or its last (`end` -1): [1, 8] → [1, 5]."""
     for axis, size in enumerate(theirs.shape):
         ours = ours.narrow(axis, end and max(0, ours.shape[axis] - size), min(size, ours.shape[axis]))
     return ours

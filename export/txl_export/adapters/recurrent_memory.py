@@ -110,6 +110,6 @@ def _angles(module: Any) -> dict[torch.dtype, Tensor]:
 
 
 def _turned(angles: Mapping[torch.dtype, Tensor], before: Tensor, rotary: Any, arguments: Any, _: Any) -> Tensor:
-    """Return angles of the positions less `before` [B]; position 0, which memories have, stays 0. A forward hook."""
+    """Return angles of positions minus `before` [B]; position 0, a memory's, stays 0. A forward hook."""
     places = torch.where(arguments[0] > 0, arguments[0] - before[:, None], 0)
     return angles[rotary.inv_freq.dtype][places][:, None]

@@ -53,7 +53,7 @@ def split(stored: Any, config: Mapping[str, Any] | None) -> tuple[Mapping[str, A
 
 
 def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
-    """Return the step of a policy: one position of each sequence; the plain policy takes any number."""
+    """Return the step of a policy: one position of each sequence, and any number for the plain policy."""
     config = config or {}
     module = _policy(module)
     shapes = (package.shape(module, config) for package in (rl_games, sb3, rsl_rl, skrl, plain))
@@ -79,7 +79,10 @@ def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
 
 
 def _episodes(spec: StepSpec) -> dict[str, Any]:
-    """Return samples of which one in 64 begins an episode; random numbers would clear the states in every step."""
+    """Return samples of which one in 64 begins an episode.
+
+    With random numbers every step would clear the states.
+    """
     drawn = random_inputs(spec, 64, 1, np.random.default_rng(0))
     return {name: tensor.numpy() for name, tensor in drawn.items()} | {START: np.eye(1, 64, dtype=np.float32)[0]}
 

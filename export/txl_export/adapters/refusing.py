@@ -38,7 +38,7 @@ def refuse_x_transformers(module: Any) -> None:
 
 
 def suspects(module: Any) -> list[str]:
-    """Return the options of x-transformers that may be the cause of a failure in the package itself."""
+    """Return the options of a module of x-transformers that may be the cause of a failure in the package itself."""
     return [option for name, option in _ALONE.items() if any(_has(part, name) for part in module.modules())]
 
 

@@ -34,7 +34,7 @@ class AdapterModule(Protocol):
         """Return the package's module, made with the constructor's arguments in `config`."""
 
     def step_spec(self, module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
-        """Return the step of a module, read from its attributes; `config` supplies only values that these lack.
+        """Return the step of a module, read from its attributes; `config` supplies only values that they lack.
 
         Raises:
             UsageError: an option has state that cannot be carried, or the config lacks a key.
@@ -47,7 +47,7 @@ class AdapterModule(Protocol):
 
 
 class _Config(dict[str, Any]):
-    """The constructor's arguments; reading a missing one raises an error that names it."""
+    """The constructor's arguments; to read an argument that is missing raises an error that names it."""
 
     def __missing__(self, key: str) -> Any:
         keys = f"it has {', '.join(map(str, self))}" if self else "it is empty"
@@ -150,7 +150,7 @@ def _specified(name: str, module: Any, config: Mapping[str, Any] | None, what: s
 
 
 def _refuse_not_finite(module: Any, what: str) -> None:
-    """Refuse NaN, and infinite parameters; a buffer, e.g. a mask, may be infinite."""
+    """Refuse weights that hold NaN, and infinite parameters; a buffer, e.g. a mask, may be infinite."""
     if not isinstance(module, nn.Module):
         return
     parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
@@ -170,7 +170,7 @@ def _module(name: str) -> AdapterModule:
 
 
 def _built(name: str, build: Callable[[Mapping[str, Any]], Any], config: _Config) -> Any:
-    """Build the module; name a package that is not installed, or report what the constructor refuses, in one line."""
+    """Build the module; report a package that is not installed, or the constructor's error, in one line."""
     adapter = ADAPTERS[name].of(config)
     try:
         with own_code(f"{name}: the package refuses the config"):

@@ -39,7 +39,7 @@ TERM = ("scale", "clip", "history_length")
 ACTION = ("joint_names", "actuator_names", "preserve_order", "scale", "offset", "use_default_offset", "clip")
 """Settings of an observation's term, and of an action, that become facts if the environment's file has them."""
 Found = tuple[str, Any, dict[str, Any], dict[str, Any], list[Path]]
-"""Trainer, checkpoint (its path or its tensors), config of the adapter, facts, files that were read."""
+"""The trainer, the checkpoint (its path or its tensors), the adapter's config, facts, and the files that were read."""
 
 
 def is_run(path: Path) -> bool:

@@ -34,7 +34,7 @@ class Adapter:
 
     @property
     def install(self) -> str:
-        """Advice for a missing package, e.g. "pip install mambapy"."""
+        """The advice that a message gives if the package is missing, e.g. "pip install mambapy"."""
         return self.advice or (
             f"pip install '{self.package}[{self.extra}]'" if self.extra else f"pip install {self.package}"
         )

@@ -211,7 +211,7 @@ def identify(content: Any, code_base: str, source: str) -> tuple[str, Unwrapped]
 
 
 def code_bases_with_names(names: Iterable[str]) -> list[str]:
-    """Return the code bases whose `MARKS` are all among these tensor names; for a known model there is exactly one."""
+    """Return the code bases whose `MARKS` are all among these tensor names: exactly one for a known model."""
     return [name for name, code_base in CODE_BASES.items() if set(code_base.MARKS) <= set(names)]
 
 

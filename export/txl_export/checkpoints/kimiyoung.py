@@ -56,7 +56,7 @@ class LengthSettings(Struct, kw_only=True):
 
 
 class KimiyoungConfig(LengthSettings, kw_only=True):
-    """The constructor's arguments that evaluation needs, under their own names.
+    """The arguments of the constructor that evaluation needs, under the constructor's names.
 
     The last three fields are no arguments: layer_norm_epsilon and emb_scale are read from pickled modules, where a fork
     may have changed them, and num_mem_tokens exists only in LM-RMT.

@@ -20,7 +20,7 @@ from txl_export.options import ClusterOrder, MemoryStart
 
 
 class Overrides(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Facts that the user gave; None leaves the importer's value.
+    """Facts that the user gave; a fact that is None keeps the importer's value.
 
     Attributes:
         initial_memory: the memory before a stream's first token, "zeros" or "empty" (`Dialect.memory_start`).

@@ -59,7 +59,7 @@ def _marks(symbols: Sequence[str]) -> dict[str, int | None]:
 
 
 def completed(vocabulary: bytes | None, tokens: int, options: ExportOptions, source: str) -> bytes | None:
-    """Return a vocabulary with a word for each of the model's tokens; add missing words where the options say so.
+    """Return a vocabulary with a word for each of the model's tokens; add missing words if the options ask for it.
 
     For example, a list has 119 words for 120 tokens: with specials "<S>", id 0 is `<S>` and id 1 the list's first word;
     with missing_words, id 119 has no word. Only the user knows which is right, and a wrong guess shifts every word by
@@ -87,9 +87,9 @@ def completed(vocabulary: bytes | None, tokens: int, options: ExportOptions, sou
 
 
 def _behind(front: tuple[str, ...], words: Words) -> Words:
-    """Return a list of words with `front` put before it; the ids of its marks grow by the length of `front`.
+    """Return a list of words with `front` put before it; the ids of its marks, e.g. <eos>, grow by len(front).
 
-    A mark that the list lacks, e.g. `<S>` for the start and end of lines, is looked for in `front`.
+    If the list lacks a mark, e.g. `<S>` for the start and end of lines, the mark is looked for in `front`.
     """
     marks = _marks(front)
     own = {name: mark + len(front) for name in marks if (mark := getattr(words, name)) is not None}

@@ -97,7 +97,7 @@ class Family(Protocol):
 
 
 class FamilyFacts(Protocol):
-    """The functions of the module `facts` in a family's folder; it imports no torch."""
+    """The functions of the module `facts` in a family's folder; this module imports no torch."""
 
     def takes(self, source: object) -> bool:
         """Return whether this family exports a source, which may be a path, a state dict or a specification."""

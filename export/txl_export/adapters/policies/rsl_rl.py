@@ -42,7 +42,7 @@ PLACES = {
         _Place("memory_c.rnn", "critic_obs_normalizer", "critic"),
     ),
 }
-"""For actor and critic, the paths in each version and class of the package."""
+"""Paths in each version and class of the package, for the actor and for the critic."""
 _EXPORTED = {"obs_normalizer": "obs_normalizer", "normalizer": "obs_normalizer", "mlp": "mlp", "actor": "mlp"}
 _EXPORTED |= {"rnn": "rnn.rnn", "memory": "rnn.rnn"}
 """Path in our module by the name in TorchScript archives for robots (policy.pt), which keep their state in buffers."""

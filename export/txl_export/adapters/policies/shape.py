@@ -44,7 +44,7 @@ def count(name: str, value: Any) -> int:
 
 
 class Recurrence:
-    """The LSTMs and GRUs of a policy during one step, and their states by name."""
+    """Runs the LSTMs and GRUs of a policy during one step, and holds their states by name."""
 
     def __init__(self, module: Any, rnns: Mapping[str, str], states: Named) -> None:
         self._rnns = {role: attrgetter(path)(module) for role, path in rnns.items()}

@@ -63,7 +63,7 @@ class PickledObject:
 
 
 def made_up(dotted: str) -> type[PickledObject]:
-    """Make an empty class for a dotted name, which stands for the class of that name."""
+    """Make an empty class for a dotted name, and return it; it stands for the class of that name."""
     if len(dotted) > NAME_LIMIT:
         raise RefusedError(f"a name has {len(dotted)} characters; {HARM}")
     return type("PickledObject", (PickledObject,), {"__slots__": (), "called": dotted})
@@ -90,7 +90,7 @@ class Programs(pickle.Unpickler):
 
 
 class Writer:
-    """Converts pickled contents to lists for JSON; `names` collects the classes they name, `blob` their bytes."""
+    """Converts pickled contents to lists for JSON; `names` collects the classes that they name, `blob` their bytes."""
 
     def __init__(self, size: int) -> None:
         self.names: dict[tuple[str, str], type[PickledObject]] = {}
@@ -98,7 +98,7 @@ class Writer:
         self._most = self._room = PER_BYTE * size + FREE
 
     def contents(self, data: bytes, count: int) -> tuple[list[Any], str, int]:
-        """Read `count` pickles.
+        """Read `count` pickles from the beginning of `data`.
 
         Returns:
             Their contents, the error of the first pickle that is refused, or "", and the offset after the last pickle.

@@ -19,8 +19,8 @@ from txl_export.checkpoints.files.pickle_names import STORAGE_TYPES, Name, Stub,
 from txl_export.checkpoints.files.program import HARM
 
 MEMORY, EACH, SECONDS, PER_SECOND = 1 << 28, 64, 10, 1 << 22
-"""Limits of the process that reads pickles: 256 MiB plus 64 bytes per byte of pickle, and 10 seconds of processor time
-plus one per 4 MiB of pickle."""
+"""Limits of the process that reads pickles: memory of 256 MiB plus 64 bytes per byte of pickle, and processor time of
+10 seconds plus one second per 4 MiB of pickle."""
 AXES, LONGEST = 16, 1 << 40
 """Maximum number of axes of a tensor, and largest product of its nonzero sizes: torch multiplies the sizes of empty
 tensors, too, and would overflow."""
@@ -130,7 +130,7 @@ class Builder:
         raise CheckpointError("a tensor was saved by pickle, not by torch.save; save the file again with torch.save")
 
     def _object(self, name: str, args: list[Any], states: list[Any], values: list[Any], pairs: list[Any]) -> Any:
-        """Call the function for a name, or make a stub; then add the pickle's states, list items and pairs."""
+        """Call the entry of `FUNCTIONS` for a name, or make a stub; add the pickle's states, list items and pairs."""
         match name, args:  # a tensor of a subclass: drop its type and attributes, keep the tensor
             case "torch._tensor._rebuild_from_type_v2", [[program.NAME, function], _, [program.TUPLE, *inner], _]:
                 name, args = function, inner

@@ -30,7 +30,7 @@ def is_safetensors(head: bytes, size: int) -> bool:
 
 
 def read_safetensors(file: io.BufferedReader, size: int) -> dict[str, Tensor]:
-    """Return the tensors by name.
+    """Return the tensors of a file by name.
 
     For example, {"word_emb.weight": a tensor [256, 32]}.
 

@@ -119,7 +119,7 @@ def _first_states(plan: Plan, starts: Mapping[str, Any], limit: float) -> list[G
 
 
 def _told(parity: Parity, still: set[str], limit: float) -> str:
-    """Return a sentence: the segment where file and module first differ, and the likely cause.
+    """Return a sentence that names the segment where file and module first differ, and the likely cause.
 
     `still` holds the states that never changed in the file.
     """

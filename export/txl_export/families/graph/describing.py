@@ -95,7 +95,7 @@ class GraphFacts:
 def describe_graph(
     path: Path, listener: Listener, seconds: float = SECONDS, asked: str = "", said: Mapping[str, str] | None = None
 ) -> GraphFacts:
-    """Read a foreign ONNX file, run its graph in a helper process, and try the command that it needs.
+    """Read a foreign ONNX file, run its graph in a helper process, and try the export command that the file needs.
 
     Args:
         path, listener: the file; the receiver of progress.

@@ -51,7 +51,7 @@ class FileOptions:
     given: Arrays
 
     def without(self, names: Collection[str]) -> tuple[dict[str, Array], FileOptions]:
-        """Return the arrays that `given` holds for these names of a step's inputs, and the options without them.
+        """Return the arrays in `given` under these names of a step's inputs, and the options without these arrays.
 
         For example, names {"sr"} take 16000 out of `given` {"sr": 16000, "h": [[0.0]]}.
         """

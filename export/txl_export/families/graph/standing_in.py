@@ -141,7 +141,7 @@ class FileEngine(Engine):
 
 
 class FileModel(Model):
-    """The file as a loaded bundle.
+    """The file in the place of a loaded bundle.
 
     Attributes:
         engine: runs the file.

@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, eq=False)
 class Adapted:
-    """A package's model.
+    """The model of a package, given by adapter, weights and config.
 
     Attributes:
         name: the adapter's name.

@@ -22,7 +22,7 @@ Greater GreaterOrEqual Identity Less LessOrEqual MatMul Max Min Mul Neg Not Or P
 ReduceSum Reshape Shape Size Slice Split Sqrt Squeeze Sub Tile Transpose Trilu Unsqueeze Where Xor
 """
 PLAIN = frozenset(_PLAIN.split())
-"""Operators that are left out of the hash: whether a graph needs them depends on B and L, too."""
+"""Operators that are left out of the hash, because B and L also decide whether a graph needs them."""
 
 
 def model_id(spec: StepSpec, inputs: Sequence[Input], outputs: Sequence[Output], graphs: Iterable[ir.Graph]) -> str:
@@ -52,7 +52,7 @@ def model_id(spec: StepSpec, inputs: Sequence[Input], outputs: Sequence[Output],
 
 
 def tensors_id(spec: StepSpec) -> str:
-    """Return SHA-256 over the module's tensors, without graphs: equal for modules with equal weights."""
+    """Return SHA-256 over the module's tensors, without graphs: it is equal for modules with equal weights."""
     return _digest(spec, b"")
 
 

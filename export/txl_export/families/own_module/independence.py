@@ -91,7 +91,7 @@ def _called(**kinds: Mapping[str, Any]) -> Named:
 
 
 def _mixed(axes: Axes, own: Any, other: Any, row: int) -> Any:
-    """Return the batch `other` with its sequence `row` replaced by that of `own`."""
+    """Return the batch `other` with the sequence `row` of `own` in place of its own."""
     if axes.batch is None or own is None or other is None:
         return own
     mixed = other.clone()

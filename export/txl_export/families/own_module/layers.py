@@ -18,7 +18,7 @@ NOT_STORED = {
     **dict.fromkeys(("CELU", "ELU", "LeakyReLU", "Softplus"), "the number that it is made with"),
     **dict.fromkeys(("LogSoftmax", "Softmax"), "its axis"),
 }
-"""Arguments that a file of weights does not contain, in words, by layer class."""
+"""Phrases for the arguments that a file of weights does not contain, by layer class."""
 Size = int | str
 
 
@@ -101,7 +101,7 @@ def parts_of(tensors: Mapping[str, Tensor], classes: Mapping[str, str]) -> Part:
 
 
 def layer_of(part: Part, name: str) -> Layer | None:
-    """Return the layer that a part is; None if the part is no known layer.
+    """Return a part as a layer of torch.nn; None if the part is no known layer.
 
     `name` is the last word of the part's dotted name: if the class is unknown, "emb" in `name` tells an embedding from
     a Linear.

@@ -22,7 +22,7 @@ from txl_export.families.own_module.spec import VALID, StepSpec
 Tensors: TypeAlias = Mapping[str, Tensor]
 Held: TypeAlias = Mapping[str, Tensor | None]
 Results: TypeAlias = tuple[dict[str, Tensor], dict[str, Tensor]]
-"""Outputs by name, and states by name."""
+"""The outputs by name, and the states by name."""
 
 FLOAT64_PARAMETERS = 100_000_000
 """Maximum number of parameters of a module that is also computed in float64: the copy takes twice its memory."""
@@ -146,7 +146,7 @@ class Tries:
         self._generator = np.random.default_rng(seed)
 
     def inputs(self, length: int) -> dict[str, Tensor]:
-        """Return the inputs of one segment: pieces of the samples, else random.
+        """Return the inputs of one segment: pieces of the samples, or random values without samples.
 
         With two sequences, `inputs(64)` is e.g. {"x": [2, 64, 8]}.
         """

@@ -78,7 +78,7 @@ class StepNetwork(nn.Module):
 
     @property
     def batch_axes(self) -> dict[str, int]:
-        """The batch axes of the program's inputs and outputs, by name, without those that have none."""
+        """The batch axes of the program's inputs and outputs, by name; tensors without a batch axis are left out."""
         axes = {entry.name: entry.axes.batch for entry in self._plan.inputs}
         axes |= {entry.name: entry.axes.batch for entry in self._plan.results}
         for state in self._states.values():

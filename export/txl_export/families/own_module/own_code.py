@@ -43,7 +43,7 @@ class OwnCodeError(UsageError):
 
 @contextmanager
 def own_code(doing: str) -> Iterator[None]:
-    """Turn an exception of the user's code in this block into one line: `doing`, the exception, the place.
+    """Turn an exception of the user's code in this block into one line of `doing`, the exception and the place.
 
     This project's errors and interrupts pass unchanged. Output of the code goes to standard error, because standard
     output is for results.

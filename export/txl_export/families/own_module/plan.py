@@ -142,7 +142,7 @@ class Plan:
 
     @property
     def too_many(self) -> str:
-        """The error message if there are too many transitions for a graph each; "" if there are not."""
+        """The error message if there are too many transitions to make a graph for each; else ""."""
         return too_many(self.transitions, MOST_GRAPHS) if len(self.transitions) > MOST_GRAPHS else ""
 
 

@@ -60,7 +60,7 @@ _NUMBERS = sorted({*range(129), *(10**n + by for n in range(10) for by in (-1, 0
 """Values that are put in place of a counter, so that `if n % 100 == 0` or `if n > 1000` changes the results."""
 _OUTSIDE = "something outside it has changed"
 Results = list[dict[str, Tensor]]
-"""For each segment its tensors, by names such as "output y" or "state h"."""
+"""The tensors of each segment, by names such as "output y" or "state h"."""
 
 
 class UndeclaredError(UsageError):

@@ -26,7 +26,7 @@ WIDER = (64, 8)
 
 
 class ModuleReference(Reference):
-    """The module as a `Reference`. Log-probabilities are computed from logits, as the bundle does.
+    """Runs the module as a `Reference`. Log-probabilities are computed from logits, as the bundle does.
 
     If the module does not take a batch of one, or computes something else there, it gets B copies of the sequence.
 

@@ -167,7 +167,7 @@ def _apart(name: str, values: NDArray[np.generic], wanted: NDArray[np.generic]) 
 
 
 def _counts(plan: Plan, length: int, number: int, draws: np.random.Generator) -> Tensor:
-    """Return `valid` int32 [B]: all positions; in every second example fewer, or idle sequences."""
+    """Return `valid` int32 [B]: all positions are valid; in every second example fewer are, or sequences are idle."""
     counts = np.full(plan.batch_size, length, np.int32)
     if number % 2:
         least = 0 if plan.streams == "independent" else 1
@@ -180,7 +180,7 @@ def _counts(plan: Plan, length: int, number: int, draws: np.random.Generator) ->
 
 
 def _states_at(plan: Plan, stage: Stage, eager: Eager, draws: np.random.Generator) -> States:
-    """Return states of a stage that real steps have reached, by the way that `_way` finds."""
+    """Return states of a stage that real steps have reached, by the transitions that `_way` returns."""
     states = fresh_states(plan.spec, plan.batch_size)
     for transition in _way(plan, stage):
         inputs = random_inputs(plan.spec, plan.batch_size, transition.length, draws, plan.spec.samples)

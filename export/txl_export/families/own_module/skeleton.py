@@ -169,7 +169,7 @@ def _length(part: Part) -> int | None:
 
 
 def _items(part: Part) -> list[tuple[str, Part]]:
-    """Return the parts of a part: in the file's order, the parts of a list by number."""
+    """Return the parts of a part: those of a list by number, all others in the file's order."""
     items = list(part.parts.items())
     return items if _length(part) is None else sorted(items, key=lambda item: int(item[0]))
 

@@ -24,10 +24,10 @@ Shape: TypeAlias = tuple[Annotated[int, Meta(ge=1)] | Annotated[str, Meta(patter
 Named: TypeAlias = dict[str, Any]
 """Tensors by name; None for a state that is absent."""
 StepFunction: TypeAlias = Callable[[Any, Named, Named], tuple[Mapping[str, Any], Mapping[str, Any]]]
-"""A user's function step(module, inputs, states) → (outputs, states), all by name."""
+"""The user's function step(module, inputs, states) → (outputs, states), each a dictionary of tensors by name."""
 
 VALID = "valid"
-"""Name of the input int32 [B] that counts positions, for modules that take it."""
+"""Name of the input int32 [B] with each sequence's number of valid positions, for modules that take it."""
 LOGITS = ("logits", "logprobs")
 """Roles of an output that scores the next token."""
 _WORD = r"^[A-Za-z_][A-Za-z0-9_.]*\Z"

@@ -44,7 +44,7 @@ def check_spec(spec: StepSpec, batch_size: int, asked: Sequence[int]) -> tuple[i
 
 
 def check_module(spec: StepSpec) -> None:
-    """Refuse a module that is no torch.nn.Module, or lacks the attributes that states name, and wrong initial values.
+    """Refuse a module that is no torch.nn.Module, lacks attributes that states name, or has wrong initial values.
 
     Raises:
         UsageError: the module, a tensor, an attribute or an initial value is refused.

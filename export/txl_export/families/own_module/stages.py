@@ -16,7 +16,7 @@ StateShapes = dict[str, tuple[int, ...] | None]
 """Shapes of states by name; None for a state that is absent."""
 
 MOST_GRAPHS, MOST_TRANSITIONS = 64, 1 << 14
-"""Maximum number of graphs if each set of shapes has its own, and of transitions that are examined for one graph that
+"""Maximum number of graphs if each set of shapes has its own graph, and of transitions that are examined if one graph
 takes all shapes. Each transition costs a call of the module here and a segment in the verification."""
 
 
@@ -43,7 +43,7 @@ class Transition:
 
 
 def shapes_of(states: Mapping[str, Tensor | None]) -> StateShapes:
-    """Return the shapes of states by name. For example, {"h": [2, 32]}."""
+    """Return the shapes of states by name. For example, {"h": (2, 32)}."""
     return {name: None if tensor is None else tuple(tensor.shape) for name, tensor in states.items()}
 
 

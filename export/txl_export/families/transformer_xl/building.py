@@ -42,7 +42,7 @@ FOLDED = (".attention.position.",)
 """Parts of the names of parameters that only serve to compute the graphs' tables of positions. They stay float32, and
 no graph reads them."""
 FLOAT64_PARAMETERS = 16_000_000
-"""Maximum number of parameters of a reference that runs in float64, so that its own rounding does not count as the
+"""Maximum number of parameters of a reference that runs in float64, so that the reference's rounding is no part of the
 bundle's error."""
 
 

@@ -21,8 +21,8 @@ LANES, READ = 16, 32_000
 tokens is not used."""
 
 SEGMENT = 64
-"""Tokens of each lane per call of the reference, whatever the bundle's L: with L = 1, calls of one token took 10 to 13
-times as long."""
+"""Number of tokens of each sequence per call of the reference, for any L of the bundle: with L = 1, calls of one token
+took 10 to 13 times as long."""
 
 
 def split(text: Ids | None, fits: bool, listener: Listener) -> tuple[Ids | None, Ids | None]:

@@ -62,7 +62,7 @@ class PaperModel:
         return PaperModel(self.config, self.dialect, self.memory_length, self._weights, dtype)
 
     def initial_memory(self, batch_size: int = 1) -> Memory:
-        """Return the memory of new streams: zeros [B, M, D] per layer, or [B, 0, D] if it starts empty."""
+        """Return the memory of new streams: zeros [B, M, D] per layer, or [B, 0, D] if memory starts empty."""
         rows = self.memory_length if self.dialect.memory_start == "zeros" else 0
         return [
             torch.zeros(batch_size, rows, self.config.d_model, dtype=self.dtype) for _ in range(self.config.n_layer)

@@ -11,7 +11,7 @@ from txl_runtime.bundle.transformer_xl import Dialect, ModelConfig
 
 
 def last_distance(config: ModelConfig, dialect: Dialect) -> int | None:
-    """Return the largest distance with its own position, which larger distances share; None without limit."""
+    """Return the largest distance with its own position, which larger distances share; None if there is no limit."""
     clamp = dialect.clamp_length
     if config.attn_type == 1:
         return (config.position_rows if clamp is None else min(clamp, config.position_rows)) - 1

@@ -27,7 +27,7 @@ def layer_sensitivity(
 ) -> dict[str, float]:
     """Return the mean KL divergence, in nats, that quantising one layer's weights causes, e.g. {"layers.00": 0.002}.
 
-    For example, tokens int32 [10000] in segments of `length` 64.
+    Tokens are e.g. int32 [10000], in segments of `length` 64.
 
     Args:
         make: makes a reference from weights.

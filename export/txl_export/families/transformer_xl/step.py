@@ -43,7 +43,7 @@ class StepShape(NamedTuple):
 
     @property
     def slots(self) -> int:
-        """The number of key slots a query meets, K = M + L."""
+        """The number of key slots that a query meets, K = M + L."""
         return self.memory_length + self.segment_length
 
 

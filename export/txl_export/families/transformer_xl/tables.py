@@ -54,7 +54,7 @@ def segment_program(
     update: str,
     features: bool = False,
 ) -> Program:
-    """Return a program of segments.
+    """Return a program that runs segments.
 
     Args:
         config: the model.

@@ -193,7 +193,7 @@ def model_id(config: ModelConfig, dialect: Dialect, memory_length: int, weights:
 
 
 def parameter_count(weights: Mapping[str, Tensor]) -> int:
-    """Return the number of values in the weights; tied parameters count once.
+    """Return the number of values in the weights; tied parameters are counted once.
 
     For example, 8192 for one table [256, 32] that is both embedding and softmax.
     """

@@ -23,7 +23,8 @@ from txl_export.families.graph.take.worker import WHOLE
 
 KINDS = ("positions", "sequences")
 Dim = tuple[Any, tuple[int, ...]]
-"""An axis of a value: its size (number, symbol, or None if unknown), and numbers of the input axes it came from."""
+"""An axis of a value: its size (number, symbol, or None if unknown), and the numbers of the input axes that it came
+from."""
 Dims = list[Dim]
 
 
@@ -127,7 +128,7 @@ class _Follow:
                             self._known.update(zip(node.outputs, results, strict=False))
 
     def _of(self, value: ir.Value | None) -> Dims | None:
-        """Return the axes of a value; None if nothing is known."""
+        """Return the axes of a value; None if nothing is known of them."""
         if value is None or value.const_value is None:
             return None if value is None else self._known.get(value)
         return [(size, ()) for size in value.const_value.shape.numpy()]
@@ -293,7 +294,7 @@ _OTHERS = frozenset(
         "Flatten STFT",
     )
 )
-"""Operators whose axes are not followed."""
+"""Operators through which axes are not followed."""
 _BY_RULE: Mapping[str, Callable[[_Follow, ir.Node, Sequence[Any]], list[Dims]]] = {
     "LSTM GRU RNN": _Follow._recurrence,
     "LinearAttention CausalConvWithState": _Follow._carried,

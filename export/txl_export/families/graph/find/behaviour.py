@@ -107,7 +107,7 @@ class Behaviour:
         return result
 
     def lasting(self, told: Callable[[], None]) -> Iterable[Lasting]:
-        """Yield for each state how long a change of it lasts; nothing if a state grows. Calls `told` after each state.
+        """Yield for each state how long a change of it lasts, and call `told`; yield nothing if a state grows.
 
         Raises:
             EndedError: see `Runner.run`.
@@ -188,7 +188,7 @@ class Behaviour:
         return {}
 
     def _reached(self, after: Arrays, output: str, axis: int) -> bool:
-        """Return whether a result changed at any index but 0 of an axis."""
+        """Return whether a result changed at an index other than 0 of an axis."""
         before, now, at = self._first[output], after[output], (slice(None),) * axis + (slice(1, None),)
         return axis >= before.ndim or before.shape != now.shape or _differ(before[at], now[at])
 

@@ -11,7 +11,7 @@ RECURRENT = {"LSTM": 2, "GRU": 1, "RNN": 1}
 
 
 def name_of(node: ir.Node) -> str:
-    """Return a node's name, or the name of its first result if it has none."""
+    """Return a node's name; for a node without a name, the name of its first result."""
     return node.name or next((str(value.name) for value in node.outputs), "")
 
 

@@ -22,7 +22,7 @@ from txl_export.families.graph.take.running import RunError, Runner
 MOST_PAIRS = 2**13
 """Maximum number of pairs that are examined."""
 PROOFS = {"recurrent": "by a recurrent operator", "named": "by its name", "said": "by --state"}
-"""Reasons why a pair is a state, the strongest first, with their words in reports."""
+"""Reasons why a pair is a state, the strongest first, each with the words that reports use."""
 Pair = tuple[str, str]
 """Names of an input and of an output."""
 
@@ -184,7 +184,7 @@ class _Pairing:
 
 
 def options_of(undecided: Iterable[Undecided]) -> str:
-    """Return the options that decide about all these inputs, ready to be typed."""
+    """Return the --state options that decide about all these inputs, ready to be typed."""
     return shlex.join(word for one in undecided for word in ("--state", f"{one.input}={one.suggested}"))
 
 

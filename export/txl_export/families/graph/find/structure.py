@@ -33,12 +33,12 @@ MOVES = frozenset(
 """Operators that only move the numbers of their first input to other places."""
 SIZES = frozenset(("Shape", "Size"))
 GENTLE = frozenset(("Add", "Sub", "Mul", "Div", "Sum"))
-"""Arithmetic operators; if only one operand depends on float data, the result counts as that operand's numbers."""
+"""Arithmetic operators; if only one operand depends on float data, the result is treated as that operand's numbers."""
 SCALES = frozenset(("Mul", "Where", "Clip", "Min", "Max", "Mod"))
 """Operators through which a state passes when a flag resets it, or an index when it is clipped to a range."""
 RANDOM = re.compile(r"Random(Normal|Uniform)(Like)?|Multinomial|Bernoulli")
 JOINS, PRODUCTS = frozenset(("Concat", "Add", "Sum")), frozenset(("MatMul", "Gemm"))
-"""Operators that combine a state with an input, and operators that read a state by itself."""
+"""`JOINS` are operators that combine a state with an input; `PRODUCTS` read a state by itself."""
 MOST_ZEROS = 2**16
 """Maximum number of values of a constant that is compared with zero."""
 
@@ -119,7 +119,7 @@ def read_structure(graph: ir.Graph, inputs: Sequence[Port]) -> Structure:
 
 
 class _Pass:
-    """The pass over a graph, and the facts that it has about each value."""
+    """Passes over a graph, and holds the facts that it found about each value."""
 
     def __init__(self, graph: ir.Graph, inputs: Sequence[Port]) -> None:
         ports, names = {str(value.name): value for value in graph.inputs}, tuple(port.name for port in inputs)

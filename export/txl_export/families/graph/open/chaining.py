@@ -130,7 +130,7 @@ def _check_alone(spec: StepSpec, step: FileStep, batch: int, whole: Call, opened
 
 
 def _alone(inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]) -> ir.Model:
-    """Return a recurrence with given inputs, of which the last is a hidden state, and its results, as a model."""
+    """Return a recurrence as a model with these inputs, of which the last is a hidden state, and these results."""
     kind = inputs[-1].type
     for end in (*inputs, *outputs):
         end.type, end.shape = end.type or kind, None
@@ -152,7 +152,7 @@ def _check(opened: OpenedGraph, name: str, values: Array, wanted: Array, other: 
 
 
 def divisible(spec: StepSpec, batch: int, length: int, shorter: int) -> bool:
-    """Return whether shorter segments compute the same as longer ones over the same positions.
+    """Return whether shorter segments compute the same as longer segments over the same positions.
 
     Several segments are run, because the first may return the same and leave different states.
     """

@@ -166,7 +166,7 @@ class _Opening:
     # ---- nodes that forget
 
     def _recurrence(self, node: ir.Node) -> _Read | None:
-        """Read an LSTM, GRU or RNN: its states without an initial value from outside are hidden."""
+        """Read an LSTM, GRU or RNN, whose states are hidden if no initial value comes from outside."""
         places, inputs = range(_FIRST, _FIRST + RECURRENT[node.op_type]), [*node.inputs, *[None] * 8]
         starts = {at: self._sizes.constant(inputs[place]) for at, place in enumerate(places)}
         hidden = [at for at, place in enumerate(places) if inputs[place] is None or starts[at] is not None]
@@ -369,7 +369,7 @@ class _Opening:
         return self._add(state, "Slice", [value, *(self._numbers(number) for number in (start, end, axis))])
 
     def _replace(self, node: ir.Node, value: ir.Value) -> None:
-        """Replace a node's result by a value; sizes that are known of the result are then known of the value."""
+        """Replace a node's result by a value; all that is known of the result's sizes is then known of the value's."""
         self._sizes.same(value, node.outputs[0])
         ir.convenience.replace_nodes_and_values(self._graph, node, [node], [], [node.outputs[0]], [value])
 

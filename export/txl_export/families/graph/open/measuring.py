@@ -29,7 +29,7 @@ _POSITIONS = ((3840, 11520), (240, 720))
 kernel, and whole frames of audio. The second pair is shorter, for graphs with a table that has a row for each position.
 """
 _SMALL = 2**16
-"""Maximum number of values of a constant that is sent to the helper; for a larger one only its shape is sent."""
+"""Maximum number of values of a constant that is sent to the helper; for a larger constant only its shape is sent."""
 
 
 @dataclass(frozen=True)
@@ -211,6 +211,6 @@ def _numbers(graph: ir.Graph, segment: Mapping[str, int], attempt: int) -> dict[
 
 
 def _size(value: ir.Value, axis: int) -> Size:
-    """Return the size of an axis of an input; an open one by the name that `reading` gives it."""
+    """Return the size of an axis of an input; for an open size, the name that `reading` gives it."""
     size = None if value.shape is None else value.shape[axis]
     return size if isinstance(size, int) else (size and size.value) or f"input {value.name} axis {axis}"

@@ -38,7 +38,7 @@ class Window:
     cut: ir.Node | None = None
 
     def fault(self, at: int) -> str:
-        """Return why the positions before the first cannot be a state along an axis; "" if they can."""
+        """Return the reason why the positions before the first cannot be a state along an axis; "" if they can."""
         front, least = self.front[at], self.spans[at] - self.strides[at]
         if self.other:
             return f"is padded by {self.other}, expected a fixed number of zeros in front of the positions"

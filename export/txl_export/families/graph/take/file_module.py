@@ -37,7 +37,7 @@ class Side:
 
 @dataclass(frozen=True)
 class FileStep:
-    """The tables of a graph as a step.
+    """The tables of a step that a graph computes.
 
     Attributes:
         inputs, outputs: the tensors that are no states.

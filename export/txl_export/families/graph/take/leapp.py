@@ -25,7 +25,7 @@ from txl_export.checkpoints.files.yaml_files import MOST_BYTES, read_yaml
 from txl_export.regular import read_regular
 
 MOST_FILE_BYTES = 2**31 - 1
-"""Maximum number of bytes of a file beside the YAML file."""
+"""Maximum number of bytes of an ONNX file or a file of initial values, which lie beside the YAML file."""
 AGAIN = "export it again with LEAPP"
 
 
@@ -166,7 +166,7 @@ def _graph(table: Path, name: str, node: _Node) -> Path:
 
 
 def _first_values(table: Path, named: str, name: str, states: Collection[str]) -> dict[str, NDArray[Any]]:
-    """Return the states' initial values; a file that has some but not all is refused."""
+    """Return the states' initial values; a file that lacks some of them is refused."""
     file, arrays = _beside(table, named, lambda data: read_whole(io.BytesIO(data), len(data), MOST_BYTES)[1])
     if lacking := [state for state in states if f"{name}/{state}" not in arrays]:
         raise CheckpointError(f"{file}: nothing for {shown(f'{name}/{lacking[0]}')}, expected an array; {AGAIN}")

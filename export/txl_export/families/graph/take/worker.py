@@ -34,7 +34,7 @@ FOLDED = "folded.onnx"
 Numbers = tuple[str, tuple[int, ...], bytes]
 """An array: NumPy's dtype string, its shape, its bytes."""
 OPENED: dict[int, Any] = {}
-"""Open sessions by number."""
+"""The sessions of ONNX Runtime that are open, by number."""
 
 
 class Request(Struct, frozen=True):
@@ -179,7 +179,7 @@ def _session(graph: bytes, folder: str, optimised: Path | None = None) -> Any:
 
 
 def _too_new(declared: str, installed: str) -> str:
-    """Return our message for ONNX Runtime's about a graph that is newer than it; "" for any other message."""
+    """Return a plain message for ONNX Runtime's error about a graph that is too new for it; "" for other errors."""
     opset = re.search(r"Opset (\d+) is under development.* ai\.onnx is till opset (\d+)", declared)
     version = re.search(r"model IR version: (\d+), max supported IR version: (\d+)", declared)
     if not (newer := opset or version):

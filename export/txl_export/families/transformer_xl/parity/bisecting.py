@@ -35,7 +35,7 @@ SEGMENTS = 3
 
 @dataclass(frozen=True)
 class Place:
-    """The difference of two sides at one point of the residual stream.
+    """The difference of two sides, e.g. engine and graph, at one point of the residual stream.
 
     Attributes:
         name: the point, e.g. "layers.00.attention".
@@ -113,7 +113,7 @@ def _session(bundle: Bundle, graph: bytes) -> Any:
 
 
 def bisect_engine(bundle: Bundle, target: str) -> Bisection:
-    """Build an engine, run it and ONNX Runtime on the same segment, and compare them.
+    """Build an engine, run it and ONNX Runtime on the same segment, and compare their results.
 
     Raises:
         BackendError: Polygraphy or the library is not installed, or the engine cannot be built or run.

@@ -21,8 +21,8 @@ from txl_export.families.transformer_xl.weights import layer_name
 from txl_export.proof.references import Reference, ReferenceStreams, Returned, States, whole
 
 MOST_PARAMETERS = 200_000_000
-"""Maximum number of parameters of a model of which a float64 copy is made; the copy takes twice the memory of the
-float32 weights."""
+"""Maximum number of parameters of a model that is copied to float64; the copy takes twice the memory of float32
+weights."""
 
 
 class Oracle(Reference):
