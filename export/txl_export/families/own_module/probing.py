@@ -250,7 +250,7 @@ class _Touching(TorchFunctionMode):
     """Records which tensors are passed to torch's functions, including calls that only ask for a size or property.
 
     Args:
-        watched: tensors by name; a view of a tensor counts as the tensor.
+        watched: tensors by name; a view of a tensor is treated as the tensor.
         paths: the set to which the names of recorded tensors are added.
     """
 
@@ -261,7 +261,10 @@ class _Touching(TorchFunctionMode):
         self._memory = {name: _storage(one) for name, one in watched.items() if one.numel()}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call a function; copy_, fill_ and zero_ only write to their first argument, so it does not count as read."""
+        """Call a function and record the tensors that it reads.
+
+        copy_, fill_ and zero_ only write to their first argument, so it is not recorded.
+        """
         with torch._C.DisableTorchFunction():
             read = args[1:] if getattr(func, "__name__", "") in ("copy_", "fill_", "zero_") else args
             tensors = [leaf for leaf in tree_leaves((read, kwargs)) if isinstance(leaf, Tensor) and leaf.numel()]

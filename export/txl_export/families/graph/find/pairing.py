@@ -74,7 +74,7 @@ def pair(inputs: Inputs, runner: Runner, said: Mapping[str, str] | None = None) 
 
     Args:
         inputs, runner: the graph, and inputs with which it ran.
-        said: the user's states, output by input; "" for an input that is no state.
+        said: the user's states: for each input, the output that is its next value, or "" if the input is no state.
 
     Raises:
         RunError: more pairs have fitting shapes than in any real model.

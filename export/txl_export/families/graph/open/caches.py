@@ -39,7 +39,8 @@ def window_caches(model: ir.Model, windows: Mapping[str, int], states: Mapping[s
     Args:
         model: the graph, with constants folded.
         windows: number of rows by the name of an input.
-        states: the user's states, output by input; if several outputs have grown, names decide.
+        states: the user's states: for each input, the output that is its next value. For an input that is not listed,
+            names decide if several outputs have grown.
         fold: computes constants of a graph.
 
     Raises:
