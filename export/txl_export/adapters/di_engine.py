@@ -1,7 +1,7 @@
-"""DI-engine's GTrXL, and GTrXLDQN with its encoder and heads: time is the first axis, and memory starts as zeros that
-take part in attention.
+"""Makes the step of DI-engine's GTrXL, or of its GTrXLDQN with encoder and heads.
 
-The package keeps the memory in an attribute. The step sets it before a call, reads it afterwards and restores it.
+The first axis of inputs is time. The memory starts as zeros, which take part in attention. The package keeps the memory
+in an attribute: the step sets that attribute before a call, reads it afterwards and restores it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from txl_runtime.errors import UsageError
 from txl_export.families.own_module.spec import InputSpec, Named, OutputSpec, StateSpec, StepSpec
 
 _KEPT = ("memory", "att_mask", "pos_embedding_dict")
-"""Attributes that a call changes: the memory, and tables cached by segment length."""
+"""Attributes of a GTrXL that a call changes: the memory, and tables cached by segment length."""
 
 
 def build(config: Mapping[str, Any]) -> Any:
@@ -53,7 +53,7 @@ def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
 
 
 def _step(module: Any, inputs: Named, states: Named) -> tuple[Named, Named]:
-    """Run one segment; a memory that is missing from `states`, as in the trial of `step_spec`, is zeros."""
+    """Run one segment. If `states` has no memory, as in the trial run of `step_spec`, the memory is zeros."""
     core, obs = getattr(module, "core", module), inputs["obs"]
     zeros = core.u.new_zeros(len(core.layers) + 1, core.memory_len, obs.shape[1], core.embedding_dim)
     attributes = {name: getattr(core, name) for name in _KEPT}

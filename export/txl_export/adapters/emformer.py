@@ -1,7 +1,8 @@
-"""torchaudio's Emformer: a segment reads its frames, frames ahead of it, past keys and values, and a memory bank.
+"""Makes the step of torchaudio's Emformer.
 
-The package cuts the past to the rows that the batch's first sequence has filled. Here all rows take part, and a mask
-hides rows that a sequence has not filled, so one graph of fixed sizes is enough. Each sequence has its own counter.
+A segment reads its own frames, frames ahead of it, past keys and values, and a memory bank. The package cuts the past
+to the rows that the batch's first sequence has filled. Here all rows take part, and a mask hides rows that a sequence
+has not filled, so one graph of fixed sizes is enough. Each sequence counts its own past frames.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from txl_export.adapters.proving import Tensors, proven
 from txl_export.families.own_module.spec import InputSpec, Named, OutputSpec, StateSpec, StepSpec
 
 PARTS = tuple(enumerate(("memory", "left_key", "left_value", "past_length")))
-"""(index, name) of each state of a layer, in the package's order."""
+"""Index and name of each state of a layer, in the package's order."""
 
 
 def build(config: Mapping[str, Any]) -> Any:
-    """Return an `Emformer`, or with `num_symbols` an RNN-T over one."""
+    """Return an `Emformer`; if the config has `num_symbols`, an RNN-T whose transcriber is an Emformer."""
     from torchaudio.models import Emformer, emformer_rnnt_base, emformer_rnnt_model
 
     rnnt = emformer_rnnt_base if len(config) == 1 else emformer_rnnt_model
@@ -75,7 +76,7 @@ def _step(module: Any, inputs: Named, states: Named) -> tuple[Named, Named]:
 
 
 def _layer(layer: Any, name: str, x: Tensor, right: Tensor, summary: Tensor, states: Named) -> tuple[Tensor, ...]:
-    """Run a layer; return segment, frames ahead and summary for the next layer, and update the layer's `states`."""
+    """Run a layer and update its `states`; return segment, frames ahead and summary for the next layer."""
     attention, (length, batch, width), ahead, own = layer.attention, x.shape, len(right), torch.cat((right, x))
     none = x.new_zeros(0, batch, width)
     memory, old_key, old_value = (states.get(name + part, none) for part in ("memory", "left_key", "left_value"))
@@ -95,12 +96,16 @@ def _layer(layer: Any, name: str, x: Tensor, right: Tensor, summary: Tensor, sta
     new = {"memory": _newest(memory, summary)}
     new |= {"left_key": _newest(old_key, key[-length:], past), "left_value": _newest(old_value, value[-length:], past)}
     states |= {name + part: rows for part, rows in new.items() if name + part in states}
-    states[f"{name}past_length"] = past.clamp(max=2**31 - 1 - length) + length  # would overflow beyond 2**31 - 1
+    states[f"{name}past_length"] = past.clamp(max=2**31 - 1 - length) + length  # int32 ends at 2**31 - 1
     return y[ahead:], y[:ahead], attended[-1:].tanh() if attention.tanh_on_mem else attended[-1:].clamp(-10, 10)
 
 
 def _newest(old: Tensor, rows: Tensor, past: Tensor | None = None) -> Tensor:
-    """Return the last len(old) rows of (old ‖ rows); with `past`, empty slots repeat filled rows, as in the package."""
+    """Append `rows` to `old` and return the last len(old) rows of both.
+
+    If `past` is given, the number of frames before this segment, [1, B], slots that are not filled repeat filled rows,
+    as in the package.
+    """
     count = len(old) - len(rows)
     if past is None or count <= len(rows):
         return torch.cat((old, rows))[len(rows) :]

@@ -1,7 +1,8 @@
-"""episodic-transformer-memory-ppo: a memory of the whole episode; a step reads a window of it and writes one row.
+"""Makes the step of episodic-transformer-memory-ppo, whose memory holds a whole episode.
 
-The repository is no package: its modules are in the folder that the config names as `repository`, in the current one,
-or on Python's path. Its training loops compute memory, mask and the rows of the window; here the step computes them.
+A step reads a window of the memory and writes one row. The repository is no package: its modules are in the folder that
+the config names as `repository`, in the current folder, or on Python's path. Its training loops compute memory, mask
+and the rows of the window; here the step computes them.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from txl_export.families.own_module.spec import InputSpec, Named, StateSpec, Ste
 
 
 def build(config: Mapping[str, Any]) -> Any:
-    """Return a `Transformer`; for a training's config an `ActorCriticModel`, which contains it as `transformer`.
+    """Return a `Transformer`, or for a training's config an `ActorCriticModel`, which contains a `Transformer`.
 
-    A training's config also needs the environment's part: `observation` (a size, or an image's shape), `actions` (one
-    size per branch) and `max_episode_length`.
+    A training's config has the key `transformer`. It also needs facts about the environment: `observation` (a size, or
+    an image's shape), `actions` (one size per branch) and `max_episode_length`.
     """
     core = _class("transformer", "Transformer", config)
     if "transformer" not in config:
@@ -74,7 +75,7 @@ def _branches(policy: Any) -> list[str]:
 
 
 def _step(module: Any, inputs: Named, states: Named) -> tuple[Named, Named]:
-    """Run one step of each sequence; after an episode's last step no row is written, and `t` stays."""
+    """Run one step of each sequence; after an episode's last step, write no row and leave `t` as it is."""
     core, memory, t = getattr(module, "transformer", module), states["memory"], states["t"][:, None]
     steps, window = memory.shape[1], core.config["memory_length"]
     slots = torch.arange(window)
@@ -83,7 +84,7 @@ def _step(module: Any, inputs: Named, states: Named) -> tuple[Named, Named]:
     read = memory.gather(1, rows[:, :, None, None].expand(-1, -1, *memory.shape[2:]))
     checked = Distribution._validate_args
     try:
-        # torch's checks of distributions branch on values, which graphs cannot
+        # graphs cannot branch on values, as torch's checks of distributions do
         Distribution.set_default_validate_args(False)
         hidden, *value, row = module(inputs["obs"], read, visible, rows)
     finally:

@@ -1,8 +1,8 @@
-"""mambapy's Mamba, and its language model: one token per step, by the package's own `step`.
+"""Makes the step of mambapy's Mamba, or of its language model: one token, by the package's own `step`.
 
 Each layer carries the convolution's last inputs and the state-space layer's state. The package can continue from a
-state only by single tokens; `--segment-length 64 --segment-length 1` gives a bundle segments that are made from that
-step.
+state only by single tokens. With `--segment-length 64 --segment-length 1` a bundle also has segments of 64 tokens,
+which are made of this step.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from txl_export.families.own_module.spec import InputSpec, Named, OutputSpec, St
 
 
 def build(config: Mapping[str, Any]) -> Any:
-    """Return a `Mamba`; with `vocab_size` the parts of mambapy.lm's `LM`, a file whose import needs CUDA."""
+    """Return a `Mamba`, or with `vocab_size` the parts of mambapy.lm's `LM`, because its import needs CUDA."""
     from mambapy.mamba import Mamba, MambaConfig, RMSNorm
 
     arguments = dict(config)
@@ -35,7 +35,8 @@ def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
     layers = getattr(getattr(module, "mamba", module), "layers", ())
     mixers: list[Any] = [getattr(layer, "mixer", None) for layer in layers]
     known = all(hasattr(mixer, "ssm_step") and hasattr(mixer, "A_log") for mixer in mixers)
-    if not mixers or not known or any(hasattr(mixer, "A_log_b") for mixer in mixers):  # _b: it also scans backwards
+    # mixers with A_log_b also scan backwards
+    if not mixers or not known or any(hasattr(mixer, "A_log_b") for mixer in mixers):
         raise UsageError(
             f"this {type(module).__name__} is not made of layers with mixer.ssm_step and A_log alone, expected "
             "mambapy.lm.LM or mambapy.mamba.Mamba; Mamba-2 and Jamba have other states, and Vision Mamba scans from "

@@ -23,23 +23,23 @@ from txl_export.families.own_module.spec import StepSpec
 
 Tensors: TypeAlias = Mapping[str, Tensor]
 Own: TypeAlias = Callable[[Any, Tensors, Any], tuple[Tensors, Tensors, Any]]
-"""(module, inputs, carried) → (outputs, states, carried): the package's own call for one sequence. `carried` is None in
-the first call. The returned states hold only filled rows."""
+"""(module, inputs, carried) → (outputs, states, carried): the package's own call for one sequence. `carried` is what
+the package hands to its next call, and None in the first call. The returned states hold only filled rows."""
 LIMIT = 1e-4
-"""Largest relative difference that counts as equal: some packages compute parts in float32 in any case."""
+"""Largest relative difference that counts as equal: some packages compute parts in float32 even in a float64 module."""
 
 
 def proven(forms: Sequence[StepSpec], own: Own, lengths: Sequence[int]) -> StepSpec:
-    """Return the first of several forms of a step that computes what the package's own call computes.
+    """Return the first of several steps that computes what the package's own call computes.
 
     Args:
-        forms: steps of one module; their states have the filled rows at the end.
+        forms: variants of one module's step; their states have the filled rows at the end.
         own: the package's own call.
         lengths: lengths of the segments that both run, e.g. (8, 4, 8).
 
     Raises:
-        OwnCodeError: the package's own call or a form fails.
-        UsageError: no form computes the same.
+        OwnCodeError: the package's own call or a step fails.
+        UsageError: no step computes what the package computes.
     """
     for form in forms:
         with torch.no_grad(), untouched(form.module):
@@ -99,7 +99,7 @@ def _one(tensor: Tensor, axes: Axes, sequence: int, length: int = 0) -> Tensor:
 
 
 def _like(ours: Tensor, theirs: Tensor, end: int) -> Tensor:
-    """Cut `ours` to the shape of `theirs`, keeping the first rows (`end` 0) or the last (-1): [1, 8] → [1, 5]."""
+    """Cut `ours` to the shape of `theirs`, to its first rows (`end` 0) or its last (`end` -1): [1, 8] → [1, 5]."""
     for axis, size in enumerate(theirs.shape):
         ours = ours.narrow(axis, end and max(0, ours.shape[axis] - size), min(size, ours.shape[axis]))
     return ours

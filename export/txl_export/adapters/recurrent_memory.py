@@ -1,8 +1,8 @@
-"""recurrent-memory-transformer-pytorch: a RecurrentMemoryTransformer, as one graph from the first segment on.
+"""Makes the step of recurrent-memory-transformer-pytorch: one graph for the first segment and all later ones.
 
-In the package a first segment reads no keys and values of an earlier one. Here their state has all rows from the start,
-the newest at the end, and a counter of filled ones. The package takes no mask for them, so hooks hide unfilled rows
-from its attention, and shift its rotary positions to where they would begin without those rows.
+In the package, the first segment reads no earlier keys and values. Here the state of keys and values has all rows from
+the start, the newest at the end, and a counter of filled rows. The package takes no mask for these rows. So hooks hide
+unfilled rows from its attention, and shift its rotary positions to where they would begin without unfilled rows.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from txl_export.adapters.refusing import refuse_recurrent_memory, refuse_short
 from txl_export.families.own_module.spec import InputSpec, Named, OutputSpec, StateSpec, StepSpec
 
 _BEGIN = 9998
-"""First rotary position of the tables. The package's first token has 10000; the null key has 9999; 9998 leaves room for
-position 0."""
+"""First rotary position in the tables of a module without XL memories. In the package the first token has position
+10000, and the null key 9999; the tables give entry 9998 to position 0."""
 
 
 def build(config: Mapping[str, Any]) -> Any:
@@ -35,7 +35,7 @@ def build(config: Mapping[str, Any]) -> Any:
 
 
 def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
-    """Return the step of a RecurrentMemoryTransformer, or of a wrapper that has one as `transformer`."""
+    """Return the step of a RecurrentMemoryTransformer, or of a wrapper with such a `transformer`."""
     module = getattr(module, "transformer", module)
     attentions = _attentions(module)
     refuse_recurrent_memory(module, attentions)
@@ -92,12 +92,12 @@ def _attentions(module: Any) -> list[Any]:
 
 
 def _hide(seen: Tensor, _: Any, arguments: Any, named: dict[str, Any]) -> Any:
-    """Forward pre-hook of an attention: hide keys that are False in `seen` [B, keys], or hidden by its own mask."""
+    """Hide keys that are False in `seen` [B, keys] or in the call's own mask; a forward pre-hook of attentions."""
     return arguments, named | {"mask": seen[:, None, None] & (True if named["mask"] is None else named["mask"])}
 
 
 def _angles(module: Any) -> dict[torch.dtype, Tensor]:
-    """Return tables of rotary angles by dtype: first position 0, then all other positions; {} without rotation.
+    """Return tables of rotary angles by dtype: first position 0, then all other positions; {} without rotary positions.
 
     Tokens begin at position 10000, where float32 angles are coarse; so whole turns are subtracted in float64.
     """
@@ -110,6 +110,6 @@ def _angles(module: Any) -> dict[torch.dtype, Tensor]:
 
 
 def _turned(angles: Mapping[torch.dtype, Tensor], before: Tensor, rotary: Any, arguments: Any, _: Any) -> Tensor:
-    """Forward hook of the rotary embedding: return angles of positions minus `before` [B]; memories stay at 0."""
+    """Return angles of positions minus `before` [B]; position 0, a memory's, stays 0. A forward hook."""
     places = torch.where(arguments[0] > 0, arguments[0] - before[:, None], 0)
     return angles[rotary.inv_freq.dtype][places][:, None]

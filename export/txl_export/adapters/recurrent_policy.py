@@ -1,9 +1,9 @@
-"""Actor-critics with an LSTM or GRU: rsl_rl's, rl_games', sb3-contrib's RecurrentPPO, and a plain one.
+"""Makes the step of a policy of rsl_rl, rl_games, sb3-contrib's RecurrentPPO or skrl, or of a plain policy.
 
-Output `action` is the action without noise (a mean, or one score per action); `value` is the critic's. States are `h`
-and `c`, or `actor.h` … if the critic has its own. The step normalises observations as training does. The input
-`episode_start` resets the states of sequences for which it is not 0. The step has this input if the package has it, or
-as `episode_start_input` in the config says.
+Output `action` is the action without noise (a mean, or one score per action); `value` is the critic's result. States
+are `h` and `c`; if the critic has its own LSTM or GRU, `actor.h`, `critic.h` and so on. The step normalises
+observations as training does. The input `episode_start` resets the states of sequences for which it is not 0. The
+config's `episode_start_input` says if the step has this input; by default the step has it if the package has it.
 """
 
 from __future__ import annotations
@@ -43,14 +43,17 @@ def build(config: Mapping[str, Any]) -> Any:
 
 
 def split(stored: Any, config: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], None]:
-    """Return the state dict; if rsl_rl stored one per model, those of the config's models, merged."""
+    """Return a checkpoint's state dict, and None because it holds no config.
+
+    Checkpoints of rsl_rl have one state dict per model; the state dicts of the config's models are merged.
+    """
     if not isinstance(stored, Mapping) or not stored:
         raise CheckpointError("there is no state dict; save policy.state_dict(), or give the training's checkpoint")
     return rsl_rl.state_dict(unwrapped(stored), config or {}), None
 
 
 def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
-    """Return the step of a policy: one position of each sequence, or any number for the plain policy."""
+    """Return the step of a policy: one position of each sequence, and any number for the plain policy."""
     config = config or {}
     module = _policy(module)
     shapes = (package.shape(module, config) for package in (rl_games, sb3, rsl_rl, skrl, plain))
@@ -76,13 +79,16 @@ def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
 
 
 def _episodes(spec: StepSpec) -> dict[str, Any]:
-    """Return samples of which one in 64 begins an episode; random numbers would clear the states in every step."""
+    """Return samples of which one in 64 begins an episode.
+
+    With random numbers every step would clear the states.
+    """
     drawn = random_inputs(spec, 64, 1, np.random.default_rng(0))
     return {name: tensor.numpy() for name, tensor in drawn.items()} | {START: np.eye(1, 64, dtype=np.float32)[0]}
 
 
 def _policy(source: Any) -> Any:
-    """Return the policy of an algorithm, or of a runner's algorithm; anything else is returned unchanged."""
+    """Return the policy of an algorithm, or of a runner's algorithm; return any other object unchanged."""
     algorithm = getattr(source, "alg", source)
     if algorithm is not source and not isinstance(getattr(source, "obs_normalizer", nn.Identity()), nn.Identity):
         raise UsageError(

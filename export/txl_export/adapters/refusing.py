@@ -1,4 +1,4 @@
-"""Refuses options whose state no step can carry: what was found, what is expected, what to do."""
+"""Refuses options of packages whose state no step can carry."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _ALONE = {
     "qkv_receive_diff_residuals": "integrate_layers",
     "orthog_projected_values": "attn_orthog_projected_values",
 }
-"""Options of x-transformers, by the attribute that each sets; some of them fail with a memory in the package itself."""
+"""Options of x-transformers by the attribute that each sets. Some fail in the package itself if there is a memory."""
 
 
 def refuse_x_transformers(module: Any) -> None:
-    """Refuse a wrapper without memory, with several heads, with means and variances, or with a PrefixDecoder."""
+    """Refuse a wrapper without memory, with several output heads, with `probabilistic`, or with a PrefixDecoder."""
     rows, layers = getattr(module, "max_mem_len", None), getattr(module, "attn_layers", None)
     if layers is None or not rows or rows < 1:
         raise UsageError(
@@ -38,7 +38,7 @@ def refuse_x_transformers(module: Any) -> None:
 
 
 def suspects(module: Any) -> list[str]:
-    """Return the options of x-transformers that may be the cause of a failure in the package itself."""
+    """Return the options of a module of x-transformers that may be the cause of a failure in the package itself."""
     return [option for name, option in _ALONE.items() if any(_has(part, name) for part in module.modules())]
 
 

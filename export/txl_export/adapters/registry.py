@@ -24,7 +24,7 @@ WRAPPERS = ("model", "model_state_dict", "state_dict", "weights")
 """Keys under which checkpoints of training loops store the state dict."""
 _ENDINGS = (".pt", ".pth", ".pkl", ".safetensors")
 _NESTED = 3
-"""Maximum number of these keys nested in one another, e.g. 2 in {"model": {"state_dict": …}}."""
+"""Maximum number of keys of `WRAPPERS` nested in one another, e.g. 2 in {"model": {"state_dict": …}}."""
 
 
 class AdapterModule(Protocol):
@@ -43,11 +43,11 @@ class AdapterModule(Protocol):
     def split(
         self, stored: Any, config: Mapping[str, Any] | None
     ) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
-        """Return a checkpoint's state dict, and the config in it or None; `config` is the user's."""
+        """Return a checkpoint's state dict, and the config that it holds or None; `config` is the user's."""
 
 
 class _Config(dict[str, Any]):
-    """The constructor's arguments; reading a missing one raises an error that names it."""
+    """The constructor's arguments; to read an argument that is missing raises an error that names it."""
 
     def __missing__(self, key: str) -> Any:
         keys = f"it has {', '.join(map(str, self))}" if self else "it is empty"
@@ -77,7 +77,7 @@ def load_adapted(
     Args:
         name: the adapter's name.
         config: the arguments of the package's constructor, or a JSON file of them; None if the checkpoint contains all
-            of them. They override the checkpoint's.
+            of them. Arguments given here override the checkpoint's.
         weights: a checkpoint of the package, read without running its code; or a state dict in memory.
 
     Raises:
@@ -104,7 +104,7 @@ def load_adapted(
 
 
 def unwrapped(stored: Any) -> Any:
-    """Return the content under a key of `WRAPPERS`, nested up to 3 times; else the content itself."""
+    """Return the content under a key of `WRAPPERS`, up to 3 of them nested; without such a key, all content."""
     for _ in range(_NESTED):
         if isinstance(stored, Mapping):
             stored = next((stored[key] for key in WRAPPERS if isinstance(stored.get(key), Mapping)), stored)
@@ -112,7 +112,7 @@ def unwrapped(stored: Any) -> Any:
 
 
 def package_of(name: str, config: str | Path | Mapping[str, Any] | None = None) -> str:
-    """Return the package whose code an adapter runs, e.g. "x-transformers 2.31.10"; "" if none, or not installed.
+    """Return the package whose code an adapter runs, e.g. "x-transformers 2.31.10"; "" if none is needed or installed.
 
     If an adapter serves several packages, the config decides which.
 
@@ -130,7 +130,7 @@ def package_of(name: str, config: str | Path | Mapping[str, Any] | None = None) 
         return ""
     try:
         return f"{adapter.package} {version(adapter.package)}"
-    except PackageNotFoundError:  # a checkout on the path, not an installed package
+    except PackageNotFoundError:  # the package is a checkout on the path, not installed
         return adapter.package
 
 
@@ -141,7 +141,7 @@ def _read(config: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any] | 
 def _specified(name: str, module: Any, config: Mapping[str, Any] | None, what: str) -> StepSpec:
     """Return the step of a module whose weights are finite; `what` names the weights in messages."""
     step_spec = _module(name).step_spec
-    _refuse_not_finite(module, what)  # before anything else, because some adapters run the module
+    _refuse_not_finite(module, what)  # checked first, because some adapters run the module
     with own_code(f"the adapter {name} cannot read this {type(module).__name__}"):
         spec = step_spec(module, None if config is None else _Config(config))
     if spec.module is not module:
@@ -150,7 +150,7 @@ def _specified(name: str, module: Any, config: Mapping[str, Any] | None, what: s
 
 
 def _refuse_not_finite(module: Any, what: str) -> None:
-    """Refuse NaN, and infinite parameters; a buffer, e.g. a mask, may be infinite."""
+    """Refuse weights that hold NaN, and infinite parameters; a buffer, e.g. a mask, may be infinite."""
     if not isinstance(module, nn.Module):
         return
     parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
@@ -170,7 +170,7 @@ def _module(name: str) -> AdapterModule:
 
 
 def _built(name: str, build: Callable[[Mapping[str, Any]], Any], config: _Config) -> Any:
-    """Build the module; name a package that is not installed, or report what the constructor refuses, in one line."""
+    """Build the module; report a package that is not installed, or the constructor's error, in one line."""
     adapter = ADAPTERS[name].of(config)
     try:
         with own_code(f"{name}: the package refuses the config"):
@@ -193,7 +193,10 @@ def _refuse_folder(path: Path) -> None:
 
 
 def usual_split(stored: Any, _: Any) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
-    """Return the state dict of a usual checkpoint: the content, under a key of `WRAPPERS`, or in (state, config)."""
+    """Return state dict and config of a checkpoint that is (state dict, config), or a state dict without config.
+
+    The state dict may lie under a key of `WRAPPERS`.
+    """
     config = None
     if isinstance(stored, tuple | list) and len(stored) == 2 and all(isinstance(part, Mapping) for part in stored):
         stored, config = stored

@@ -1,7 +1,7 @@
-"""RLlib's GTrXLNet, and the model that `use_attention` builds around it, with its sampler's memory and value head.
+"""Makes the step of RLlib's GTrXLNet, or of the model that `use_attention` builds around it.
 
-The package's model returns only the rows of this segment. The package's sampler keeps the newest `memory_inference`
-rows of each unit; they start as zeros that take part in attention. Here the step keeps them.
+The package's model returns only the memory rows of the current segment. The package's sampler keeps the newest
+`memory_inference` rows of each unit; they start as zeros, which take part in attention. Here the step keeps these rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from txl_export.families.own_module.spec import InputSpec, Named, OutputSpec, St
 
 
 def build(config: Mapping[str, Any]) -> Any:
-    """Return a `GTrXLNet` for its arguments; with `use_attention` the model that RLlib makes from this model config.
+    """Return a `GTrXLNet` of the config's arguments; with `use_attention` the model that RLlib makes of this config.
 
     `observation` (the size or shape of an observation) and `num_outputs` replace the environment's spaces.
     """
@@ -30,7 +30,7 @@ def build(config: Mapping[str, Any]) -> Any:
     del arguments["observation"]
     space = Box(-1.0, 1.0, (size,) if isinstance(size, int) else tuple(size))
     outputs = arguments.pop("num_outputs", None)
-    actions = Discrete(outputs or 1)  # GTrXLNet ignores it
+    actions = Discrete(outputs or 1)  # GTrXLNet ignores this space
     if arguments.get("use_attention"):
         return ModelCatalog.get_model_v2(space, actions, outputs, {**MODEL_DEFAULTS, **arguments}, framework="torch")
     longest = {**MODEL_DEFAULTS, "max_seq_len": arguments.pop("max_seq_len", MODEL_DEFAULTS["max_seq_len"])}
@@ -38,9 +38,10 @@ def build(config: Mapping[str, Any]) -> Any:
 
 
 def split(stored: Any, config: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
-    """Return the weights, and for the `policy_state.pkl` of a policy with `use_attention` the whole config.
+    """Return the weights, and the config that the file of a policy with `use_attention` holds, else None.
 
-    The names of the weights decide `vf_share_layers`, because algorithms such as PPO change it.
+    The `policy_state.pkl` of such a policy holds the whole config. The names of the weights decide `vf_share_layers`,
+    because algorithms such as PPO change that setting.
     """
     weights, _ = usual_split(stored, config)
     spec = stored.get("policy_spec") if isinstance(stored, Mapping) else None
@@ -65,7 +66,10 @@ def _entries(value: Any) -> Mapping[str, Any]:
 
 
 def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
-    """Return the step of a `GTrXLNet`, or of a model around one: `logits` and `value`, or `features` without heads."""
+    """Return the step of a `GTrXLNet`, or of a model around a `GTrXLNet`.
+
+    The outputs are `logits` and `value`, or `features` if there are no heads.
+    """
     core = getattr(module, "gtrxl", module)
     lacking = [name for name in ("attention_layers", "memory_inference", "attention_dim") if not hasattr(core, name)]
     if lacking:
@@ -88,7 +92,7 @@ def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
 
 
 def _step(module: Any, inputs: Named, states: Named) -> tuple[Named, Named]:
-    """Run one segment as [B·L, …], which the package takes, and restore attributes in which it stores features."""
+    """Run one segment, whose inputs the package takes as [B·L, …]; restore attributes in which it stores features."""
     obs, core = inputs["obs"], getattr(module, "gtrxl", module)
     batch, length = obs.shape[:2]
     held = list(states.values()) or [obs.new_zeros(batch, 0, core.attention_dim)] * core.num_transformer_units

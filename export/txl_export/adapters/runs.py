@@ -31,20 +31,21 @@ from txl_export.regular import read_regular
 
 AGENT, ENVIRONMENT = Path("params", "agent.yaml"), Path("params", "env.yaml")
 MOST_ZIPPED, MOST_DATA = 1 << 28, 1 << 24
-"""Most bytes of the weights in a zip, unpacked, and of the JSON: the last observations of all environments are there.
+"""Most bytes of a zip's weights, unpacked, and of its JSON, which holds the last observations of all environments.
 
-4096 environments of 235 observations are 10 MB of it, twice 4 bytes each in base64.
+For example, 4096 environments of 235 observations take 10 MB of JSON: two arrays of 4 bytes per number, in base64.
 """
 TERM = ("scale", "clip", "history_length")
 ACTION = ("joint_names", "actuator_names", "preserve_order", "scale", "offset", "use_default_offset", "clip")
-"""Settings of an observation's term and of an action that are kept, if the environment's file has them."""
+"""Settings of an observation's term, and of an action, that become facts if the environment's file has them."""
 Found = tuple[str, Any, dict[str, Any], dict[str, Any], list[Path]]
-"""Trainer, checkpoint (its path or its tensors), config of the adapter, facts, files that were read."""
+"""The trainer, the checkpoint (its path or its tensors), the adapter's config, facts, and the files that were read."""
 
 
 def is_run(path: Path) -> bool:
     """Return whether a path is a folder or zip that `read_run` reads."""
-    if (path / "config.json").exists():  # a folder of Hugging Face's, which may be a stranger's: it is not listed
+    # a Hugging Face folder may come from a stranger, so its files are not listed
+    if (path / "config.json").exists():
         return False
     return (path / AGENT).is_file() or bool(_zips(path))
 
@@ -77,7 +78,7 @@ def read_run(path: Path) -> Adapted:
 
 
 def _adapted(path: Path, run: Found) -> Adapted:
-    """Return the model with its adapter, and a line that names the files that were used."""
+    """Return the model with its adapter and facts, and with a line that names the files that were read."""
     trainer, weights, config, facts, read = run
     facts = {"trainer": trainer, **{key: value for key, value in facts.items() if value is not None and value != []}}
     names = [str(file.relative_to(path if path.is_dir() else path.parent)) for file in read]
@@ -101,7 +102,8 @@ def _rsl_rl(path: Path, agent: Mapping[str, Any]) -> Found:
     deviations = [tensor for key, tensor in state.items() if re.fullmatch(r"distribution\.(log_)?std_param", key)]
     last = max((key for key in state if key.startswith("mlp.")), key=lambda key: int(key.split(".")[1]))
     count = deviations[0].shape[0] if deviations else state[last].shape[0]
-    if not deviations and settings.get("distribution_cfg"):  # deviations, too, come out of the last layer
+    # if the file has no parameters for the deviations, they also come out of the last layer
+    if not deviations and settings.get("distribution_cfg"):
         count //= 2
     groups = list((agent.get("obs_groups") or {}).get("actor", ["policy"]))
     config = {"obs": {"policy": width}, "num_actions": count, "obs_groups": {"actor": ["policy"]}, "actor": settings}
@@ -131,7 +133,8 @@ def _rl_games(path: Path, agent: Mapping[str, Any]) -> Found:
     sizes |= {"input_shape": [_tensor(checkpoint, state, first).shape[-1]]}
     around, normal = params.get("env") or {}, "in the graph" if means in state else None
     limits = {key: around.get(key) for key in ("clip_observations", "clip_actions")}
-    if params["config"].get("clip_actions", True):  # players clip to 1, then rescale to the limits of the space
+    # a player of rl_games clips actions to 1, then rescales them to the limits of the space
+    if params["config"].get("clip_actions", True):
         limits |= {"clip_actions": 1.0, "rescale_actions": limits["clip_actions"]}
     return "rl_games", checkpoint, {"params": params, **sizes}, {"normaliser": normal, **limits}, [checkpoint]
 
@@ -172,10 +175,10 @@ def _skrl(path: Path, agent: Mapping[str, Any]) -> Found:
 def _scaler(
     path: Path, checkpoint: Path, stored: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
-    """Return the tensors and arguments of the scaler that normalises observations; {} and {} without one.
+    """Return the tensors and arguments of the scaler that normalises observations; {} and {} without a scaler.
 
-    As in skrl's runner, `state_preprocessor` is used if the settings have no `observation_preprocessor`; before skrl 2
-    it was stored under that name.
+    As in skrl's runner, `state_preprocessor` is used if the settings have no `observation_preprocessor`. Checkpoints
+    from before skrl 2 store the scaler as `state_preprocessor` in either case.
     """
     new, old = "observation_preprocessor", "state_preprocessor"
     name = new if new in settings else old
@@ -222,15 +225,15 @@ def _sb3(path: Path) -> Found:
         read.append(_only(path.parent, beside))
         config["vec_normalize"] = _vec_normalize(read[-1], tuple(seen["_shape"]))
     facts = {"normaliser": "in the graph" if config.get("vec_normalize") else None}
-    with tempfile.TemporaryDirectory() as place:  # read as any checkpoint is
+    with tempfile.TemporaryDirectory() as place:  # the weights are read as any checkpoint is
         (Path(place) / "policy.pth").write_bytes(policy)
         return "sb3-contrib", read_stored(Path(place) / "policy.pth"), config, facts, read
 
 
 def _vec_normalize(path: Path, shape: tuple[int, ...]) -> Any:
-    """Return the numbers of a pickled VecNormalize, None if it does not normalise observations; no code in it is run.
+    """Return the numbers of a pickled VecNormalize; None if it does not normalise observations.
 
-    `shape` is the shape of an observation, and so of mean and variance.
+    No code in the file is run. `shape` is the shape of an observation, and so of mean and variance.
     """
     content = load_file(path).content
     try:
@@ -251,7 +254,10 @@ def _vec_normalize(path: Path, shape: tuple[int, ...]) -> Any:
 
 
 def _environment(env: Mapping[str, Any], groups: list[str] | None) -> dict[str, Any]:
-    """Return rate, observations and actions of an environment's settings: Isaac Lab's, or mjlab's with `terms`."""
+    """Return rate, observations and actions from the settings of an environment of Isaac Lab or mjlab.
+
+    The groups of mjlab have their terms under `terms`.
+    """
     sim = env.get("sim") or {}
     step = sim.get("dt") or (sim.get("mujoco") or {}).get("timestep")
     facts: dict[str, Any] = {}
@@ -307,7 +313,7 @@ def _newest(folder: Path, pattern: str) -> Path:
 
 
 def _zips(path: Path) -> list[Path]:
-    """Return the policies of sb3 at a path: the file itself, or of a folder the best one, the last one, or all."""
+    """Return sb3's policies at a path: the zip itself; in a folder best_model.zip, else model.zip, else all zips."""
     named = [file for file in (path / "best_model.zip", path / "model.zip") if file.is_file()]
     files = [path] if path.suffix == ".zip" else named[:1] or sorted(path.glob("*.zip"))
     return [file for file in files if file.is_file() and _is_policy(file)]

@@ -9,15 +9,16 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Adapter:
-    """A line of the table.
+    """A line of the table of adapters.
 
     Attributes:
         module: name of the module in this folder with the functions of `registry.AdapterModule`.
         package: the model's package, as pip or people call it; "" if the model needs only torch.
-        imports: the same, as Python imports it.
+        imports: the package's name in an import of Python.
         extra: the package's extra that pip has to install, e.g. "rllib" of ray.
         advice: how to get the package, if pip does not have it.
-        by_key: for an adapter of several packages, each one's line by a key that only its configs have.
+        by_key: for an adapter of several packages, the line of each package, by a key that only this package's configs
+            have.
     """
 
     module: str
@@ -33,7 +34,7 @@ class Adapter:
 
     @property
     def install(self) -> str:
-        """Advice for a missing package, e.g. "pip install mambapy"."""
+        """The advice that a message gives if the package is missing, e.g. "pip install mambapy"."""
         return self.advice or (
             f"pip install '{self.package}[{self.extra}]'" if self.extra else f"pip install {self.package}"
         )

@@ -1,8 +1,8 @@
-"""x-transformers: a TransformerWrapper or ContinuousTransformerWrapper with `max_mem_len`, as one graph with a fixed
-number of rows.
+"""Makes the step of x-transformers' wrappers with `max_mem_len`: one graph with a fixed number of memory rows.
 
-In the package, memories grow by the rows of each segment. Here each memory has all M rows from the start, the newest at
-the end, and a counter; the package's own argument `mem_masks` hides rows that are not filled.
+The wrappers are TransformerWrapper and ContinuousTransformerWrapper. In the package, memories grow by the rows of each
+segment. Here each memory has all M rows from the start, the newest at the end, and `fill` counts the filled rows; the
+package's own argument `mem_masks` hides rows that are not filled.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from txl_export.families.own_module.spec import VALID, InputSpec, Named, OutputS
 
 
 def build(config: Mapping[str, Any]) -> Any:
-    """Return a TransformerWrapper over a Decoder; a ContinuousTransformerWrapper if the config lacks `num_tokens`."""
+    """Return a TransformerWrapper over a Decoder; if the config lacks `num_tokens`, a ContinuousTransformerWrapper."""
     import x_transformers
 
     kind = "TransformerWrapper" if "num_tokens" in config else "ContinuousTransformerWrapper"
@@ -55,7 +55,7 @@ def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
 
 
 def _interface(module: Any, layers: Any) -> tuple[InputSpec, OutputSpec]:
-    """Return input and output; logits have the role "logits" only if each predicts the next token without seeing it."""
+    """Return input and output; the role is "logits" only if the output predicts each next token without seeing it."""
     if not hasattr(module, "token_emb"):
         width = getattr(module.project_in, "in_features", layers.dim)
         return InputSpec("features", ("B", "L", width)), OutputSpec("output")

@@ -1,4 +1,4 @@
-"""Checkpoints: one importer per code base; each returns the same canonical config and state."""
+"""Reads checkpoints with one importer per code base; all importers return the same canonical config and state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from txl_export.checkpoints.overrides import Overrides, apply_overrides
 from txl_export.tensorflow import refuse_tensorflow
 from txl_export.token_files import regular
 
-# remixl comes before kimiyoung: both save whole modules, and remixl refuses those without its tensor names.
+# remixl comes before kimiyoung: files of both are whole modules, and remixl refuses modules without its tensor names.
 MODULES: tuple[CodeBase, ...] = (txl, remixl, kimiyoung, nvidia, hf, fastai, cntxl)
 CODE_BASES = {module.NAME: module for module in MODULES}
 PREFIXES = ("module.", "decoder.model.")
@@ -86,7 +86,7 @@ def read_checkpoint(
     Args:
         checkpoint: file, folder or mapping.
         code_base: the code base; "auto" recognises it.
-        config: values under the code base's own names; they win over those in the file.
+        config: values under the code base's own names; they override the file's values.
         aliases: the original class for each class name of a fork, e.g. {"modules.MemTransformerLM":
             "mem_transformer.MemTransformerLM"}.
         overrides: facts in which the checkpoint differs from other files of its code base.
@@ -132,7 +132,7 @@ def check_code_base(code_base: str) -> None:
     """Check the name of a code base.
 
     Raises:
-        UsageError: it is neither auto nor one of CODE_BASES.
+        UsageError: the name is neither "auto" nor in CODE_BASES.
     """
     if code_base != "auto" and code_base not in CODE_BASES:
         raise UsageError(f"family is {code_base!r}, expected auto, {', '.join(CODE_BASES)}; check --family")
@@ -162,11 +162,11 @@ def load(path: Path, aliases: Mapping[str, str] | None = None) -> tuple[Any, Loa
 
 
 def import_model(code_base: str, unwrapped: Unwrapped, config: Mapping[str, Any] | None, name: str) -> Imported:
-    """Convert the result of `identify` to canonical form; values in `config` win over those in the file.
+    """Convert the result of `identify` to canonical form; values in `config` override the file's.
 
     Raises:
         CheckpointError: the tensors are not those of a model of this code base.
-        ConfigNeededError: a value is missing from both.
+        ConfigNeededError: a value is missing from the file and from `config`.
     """
     if not isinstance(unwrapped.config, Mapping | None):
         raise CheckpointError(
@@ -186,13 +186,13 @@ def import_model(code_base: str, unwrapped: Unwrapped, config: Mapping[str, Any]
 def identify(content: Any, code_base: str, source: str) -> tuple[str, Unwrapped]:
     """Return the code base of a file's content and the content's parts.
 
-    The file's own form decides; a bare state dict is recognised by its tensor names.
+    A file whose layout only one code base writes is recognised by it; a bare state dict by its tensor names.
 
     Raises:
         CheckpointError: no code base fits, or several do.
-        UsageError: the file's form belongs to a code base other than `code_base`.
+        UsageError: the file's layout belongs to a code base other than `code_base`.
     """
-    for name in sorted(CODE_BASES, key=lambda name: name != code_base):  # try the requested one first
+    for name in sorted(CODE_BASES, key=lambda name: name != code_base):  # the requested code base is tried first
         unwrapped = CODE_BASES[name].unwrap(content, source)
         if unwrapped is not None:
             if code_base not in ("auto", name):
@@ -211,12 +211,12 @@ def identify(content: Any, code_base: str, source: str) -> tuple[str, Unwrapped]
 
 
 def code_bases_with_names(names: Iterable[str]) -> list[str]:
-    """Return the code bases whose `MARKS` are all among these tensor names; for a known model there is exactly one."""
+    """Return the code bases whose `MARKS` are all among these tensor names: exactly one for a known model."""
     return [name for name, code_base in CODE_BASES.items() if set(code_base.MARKS) <= set(names)]
 
 
 def _inner(content: Any) -> Any:
-    """Return the state dict inside a training checkpoint, e.g. its "model_state"; else the content itself."""
+    """Return the state dict inside a training checkpoint, e.g. its "model_state"; without one, the content."""
     if isinstance(content, Mapping):
         for key in ("state_dict", "model_state_dict", "model_state", "model", "module"):
             if isinstance(content.get(key), Mapping):

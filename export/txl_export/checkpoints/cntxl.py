@@ -1,8 +1,8 @@
-"""Chinese-Transformer-XL of THUDM (commit d374101, model/gpt2_modeling.py and mpu/transformer.py).
+"""Imports Chinese-Transformer-XL of THUDM (commit d374101, model/gpt2_modeling.py and mpu/transformer.py).
 
-A GPT-2 with relative positions: layer norm before each block and after the last, biases everywhere except on the
-output, whose matrix is the embedding; no scale on the embedding. Memory starts empty. The attention mask is fixed: a
-token in a segment of T tokens sees T keys; a single token (T = 1) sees all of memory.
+The model is a GPT-2 with relative positions. Layer norm stands before each block and after the last. All layers have
+biases except the output, whose matrix is the embedding; the embedding has no scale. Memory starts empty. The attention
+mask is fixed: a token in a segment of T tokens sees T keys; a single token (T = 1) sees all of memory.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class CntxlConfig(Struct, kw_only=True):
         """Return the canonical config; the feed-forward layer is 4 · hidden_size wide.
 
         Raises:
-            CheckpointError: a setting this version cannot express.
+            CheckpointError: the model is a plain GPT-2.
         """
         if not self.relative_encoding:
             raise CheckpointError(
@@ -60,7 +60,7 @@ class CntxlConfig(Struct, kw_only=True):
 
 
 def unwrap(content: Any, source: str) -> Unwrapped | None:
-    """Return None: no file of this code holds its config, so it is recognised by tensor names and needs --config."""
+    """Return None: files of this code hold no config, so they are recognised by tensor names and need --config."""
     return None
 
 

@@ -1,4 +1,4 @@
-"""TransformerXL of fastai 1.0 (1.0.61, text/models/transformer.py), which musicautobot uses, too.
+"""Imports TransformerXL of fastai 1.0 (1.0.61, text/models/transformer.py), which musicautobot uses, too.
 
 A SequentialRNN holds the model as "0" and its decoder as "1". Layer norm stands after each block, the embedding has no
 scale, and memory starts empty. A query sees everything before it: there is no window and no clamp.
@@ -26,7 +26,7 @@ ACTIVATIONS = ("ReLU", "Swish", "GeLU")  # fastai pickles a member of its Enum a
 
 
 class FastaiConfig(Struct, kw_only=True):
-    """The arguments of tfmerXL_lm_config that evaluation needs, and those of musicautobot; most files lack vocab_sz."""
+    """The arguments of tfmerXL_lm_config and of musicautobot that evaluation needs; most files lack vocab_sz."""
 
     vocab_sz: Count | None = None
     ctx_len: Count | None = None
@@ -50,7 +50,7 @@ class FastaiConfig(Struct, kw_only=True):
         """Return the canonical config.
 
         Raises:
-            CheckpointError: a setting this version cannot express.
+            CheckpointError: a setting cannot be exported.
         """
         expected = {"scale": True, "mask": True, "learned_pos_enc": False, "encode_position": False}
         if wrong := [name for name, value in expected.items() if getattr(self, name) != value]:
@@ -76,7 +76,8 @@ class FastaiConfig(Struct, kw_only=True):
 def unwrap(content: Any, source: str) -> Unwrapped | None:
     """Return the parts of a musicautobot learner's file, {"model": …, "config": …}; None for other content."""
     match content:
-        case {"model": Mapping() as state, "config": config} if set(MARKS) <= set(state):  # others use both keys, too
+        # files of other code bases have both keys, too, so tensor names are checked
+        case {"model": Mapping() as state, "config": config} if set(MARKS) <= set(state):
             return Unwrapped(state, config, "model and config")
     return None
 
@@ -131,7 +132,7 @@ def _activation(value: Any) -> str:
 def _layer(i: int, settings: FastaiConfig, state: State) -> Weights:
     """Return one layer's tensors except the biases u and v.
 
-    A second dropout, if there is one (double_drop), moves the modules behind it in `ff.layers` by one.
+    With double_drop, a second dropout moves the modules behind it in `ff.layers` by one place.
     """
     own = f"0.layers.{i}"
     attention, feed_forward = f"{layer_name(i)}.attention", f"{layer_name(i)}.feed_forward"

@@ -1,7 +1,7 @@
-"""Hugging Face TransfoXLLMHeadModel (transformers 2.3.0 … 4.57.6).
+"""Imports Hugging Face's TransfoXLLMHeadModel (transformers 2.3.0 … 4.57.6).
 
-Memory starts as M rows of zeros, which take part in attention; with same_length a query sees M keys; each layer has
-its own u and v unless untie_r is off; clusters of the adaptive softmax ascend.
+Memory starts as M rows of zeros, which take part in attention. With same_length a query sees M keys. Each layer has its
+own u and v unless untie_r is off. Clusters of the adaptive softmax ascend.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ MARKS: tuple[str, ...] = ("transformer.word_emb.emb_layers.0.weight",)
 
 
 class HfConfig(KimiyoungConfig, kw_only=True):
-    """The arguments in config.json, named as in kimiyoung's constructor (n_token is vocab_size there), with the
-    defaults of TransfoXLConfig.
+    """The arguments in config.json, with the defaults of TransfoXLConfig.
+
+    They have the names of kimiyoung's constructor; its n_token is vocab_size in config.json.
     """
 
     n_token: Count = 267735
@@ -45,8 +46,8 @@ class HfConfig(KimiyoungConfig, kw_only=True):
     def tied_projections(self, explicit: bool) -> tuple[bool, ...]:
         """Return for each cluster whether its output projection is the embedding's.
 
-        That is tie_projs if the config has it (`explicit`), else proj_share_all_but_first for all clusters but the
-        first.
+        tie_projs decides if the config has it (`explicit`). If not, the first cluster's is its own, and
+        proj_share_all_but_first decides for all others.
         """
         clusters = len(self.cutoffs) + 1
         ties = self.tie_projs if explicit else (False, *[self.proj_share_all_but_first] * len(self.cutoffs))
@@ -60,7 +61,7 @@ VOCABULARIES = ("vocab.pkl", "vocab.bin", "vocab.txt")
 
 
 def read_folder(path: Path) -> tuple[Unwrapped, Loaded]:
-    """Read a folder that save_pretrained wrote: config.json, weights, and a vocabulary if there is one.
+    """Read a folder that save_pretrained wrote: config.json, weights, and the vocabulary if the folder has one.
 
     Raises:
         CheckpointError: config.json or the weights are missing or cannot be read.
@@ -96,7 +97,7 @@ def read_folder(path: Path) -> tuple[Unwrapped, Loaded]:
 
 
 def unwrap(content: Any, source: str) -> Unwrapped | None:
-    """Return the result of `read_folder` unchanged, None for other content: files of this code hold no config."""
+    """Return content from `read_folder` unchanged; None for any other, because files of this code hold no config."""
     return content if isinstance(content, Unwrapped) else None
 
 

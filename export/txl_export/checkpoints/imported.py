@@ -1,4 +1,4 @@
-"""Types between a checkpoint's file and the model: the state and config an importer reads, and what it returns."""
+"""Defines the types of importers: the state and config that an importer reads, and the result that it returns."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ class ScriptedError(CheckpointError):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Settings that are chosen when a model is evaluated, not trained; None if the file lacks one.
+    """Settings that are chosen when a model is evaluated, not trained; None for a setting that the file lacks.
 
     Attributes:
         memory_length: the number of memory rows, M.
         segment_length: the file's tgt_len, which is only shown.
         same_length: whether every query sees the same number of keys.
-        clamp_length: distances above it count as this one; 0 for no clamp.
+        clamp_length: largest distance to a key; larger distances count as this one. 0 for no clamp.
     """
 
     memory_length: int | None = None
@@ -113,8 +113,9 @@ class Unwrapped:
 
 
 class State(UserDict[str, Tensor]):
-    """The tensors of a checkpoint by their own names, and a record of the tensors that an importer has read: a tensor
-    left unread would be missing from the model.
+    """The tensors of a checkpoint by their own names, with a record of the names that an importer has read.
+
+    A tensor that is left unread would be missing from the model.
 
     Attributes:
         source: the name of the file, for messages.
@@ -137,7 +138,7 @@ class State(UserDict[str, Tensor]):
         For example, `take("word_emb.weight")` is [256, 32].
 
         Raises:
-            CheckpointError: the state has no tensor of this name, or it is a single number.
+            CheckpointError: the state has no tensor of this name, or the tensor is a single number.
         """
         if name not in self:
             raise CheckpointError(
@@ -192,7 +193,7 @@ class CodeBase(Protocol):
     MARKS: tuple[str, ...]
 
     def unwrap(self, content: Any, source: str) -> Unwrapped | None:
-        """Return the parts of a file in this code base's own form; None for other content."""
+        """Return the parts of a file whose layout is this code base's; None for other content."""
 
     def from_state(self, state: State, values: Mapping[str, Any]) -> Imported:
         """Return the canonical form of a state, with the config values under the code base's names."""

@@ -1,4 +1,4 @@
-"""kimiyoung/transformer-xl, PyTorch: the paper's own code (commit 44781ed, pytorch/mem_transformer.py).
+"""Imports kimiyoung/transformer-xl, the paper's own code in PyTorch (commit 44781ed, pytorch/mem_transformer.py).
 
 Memory starts empty; with same_length a query sees M keys. With attn_type 0 all layers share the biases u and v. Learned
 tables of positions end with distance 0. The columns of the adaptive softmax's clusters are stored last cluster first.
@@ -34,7 +34,7 @@ MARKS: tuple[str, ...] = ("word_emb.emb_layers.0.weight", "crit.out_layers.0.bia
 
 
 class LengthSettings(Struct, kw_only=True):
-    """Lengths for evaluation, which layers do not depend on, as code bases with the paper's layers name them."""
+    """Lengths for evaluation, under the names of code bases with the paper's layers; no layer depends on them."""
 
     tgt_len: Count | None = None
     mem_len: Index | None = None
@@ -56,7 +56,7 @@ class LengthSettings(Struct, kw_only=True):
 
 
 class KimiyoungConfig(LengthSettings, kw_only=True):
-    """The constructor's arguments that evaluation needs, under their own names.
+    """The arguments of the constructor that evaluation needs, under the constructor's names.
 
     The last three fields are no arguments: layer_norm_epsilon and emb_scale are read from pickled modules, where a fork
     may have changed them, and num_mem_tokens exists only in LM-RMT.
@@ -84,7 +84,7 @@ class KimiyoungConfig(LengthSettings, kw_only=True):
         """Return the canonical config; `position_rows` is the height of learned position tables.
 
         Raises:
-            CheckpointError: a setting this version cannot express.
+            CheckpointError: the model has memory tokens, or its cutoffs do not ascend.
         """
         if self.num_mem_tokens:
             raise CheckpointError(
@@ -187,7 +187,7 @@ def layers(config: ModelConfig, state: State) -> Weights:
 
 
 def embedding(config: ModelConfig, state: State, prefix: str) -> Weights:
-    """Return the embedding's tables, one per cluster (one in all if div_val is 1), and the projections that exist."""
+    """Return the embedding's tables, one per cluster (one table if div_val is 1), and the projections that exist."""
     canonical: Weights = {}
     for c in range(1 if config.div_val == 1 else len(config.clusters)):
         canonical[f"embedding.tables.{c}"] = state.take(f"{prefix}.emb_layers.{c}.weight")
@@ -231,9 +231,9 @@ def _positions(config: ModelConfig, state: State) -> Weights:
 
 
 def decoder_layer(i: int, state: State, prefix: str, attn_type: int = 0) -> Weights:
-    """Return one layer's tensors except those of positions.
+    """Return one layer's tensors except the tensors of positions.
 
-    One matrix holds the rows of query, key and value; with attn_type 2 and 3 a second matrix holds the query's.
+    One matrix holds the rows of query, key and value; with attn_type 2 and 3 a second matrix holds the query's rows.
     """
     attention, feed_forward = f"{layer_name(i)}.attention", f"{layer_name(i)}.feed_forward"
     if attn_type in (2, 3):
@@ -277,7 +277,10 @@ def adaptive_softmax(
 
 
 def cluster_columns(config: ModelConfig, state: State, reverse: bool) -> Weights:
-    """Return weight and bias of the clusters' logits; {} for one cluster. `reverse`: the file has the last first."""
+    """Return weight and bias of the clusters' logits; {} for one cluster.
+
+    `reverse` says that the file stores the last cluster first.
+    """
     if len(config.clusters) == 1:
         return {}
     parts = {part: state.take(f"crit.cluster_{part}") for part in ("weight", "bias")}

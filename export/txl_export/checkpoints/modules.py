@@ -28,9 +28,9 @@ _MANGLED = re.compile(r"^__torch__\.|\.?___torch_mangle_\d+(?=\.)")
 def module_state(module: Stub) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the state dict and the hyper-parameters of a pickled module.
 
-    Names are those of model.state_dict(), without wrappers for several devices; tied tensors are the same object.
-    Hyper-parameters are the model's own attributes that are numbers, text, None, or lists of them. For example,
-    ({"word_emb.weight": [256, 32]}, {"n_layer": 4}).
+    Tensors have the names that model.state_dict() gives them, without wrappers for several devices; tied tensors are
+    the same object. Hyper-parameters are the model's own attributes that are numbers, text, None, or lists of them. For
+    example, ({"word_emb.weight": [256, 32]}, {"n_layer": 4}).
 
     Raises:
         CheckpointError: the object is not a module.
@@ -104,12 +104,11 @@ def _is_plain(value: Any) -> bool:
 
 
 def unscripted(path: Path, loaded: Loaded) -> Loaded:
-    """Replace the module of a TorchScript archive by its state dict, and add the classes of its parts; return any other
-    `loaded` as it is.
+    """Replace the module of a TorchScript archive by its state dict, and add the classes of its parts.
 
-    The tensors come in the order of `torch.jit.load(file).state_dict()`; tensors of other attributes stand between
-    them, and tensors in lists and dictionaries, e.g. "caches.0", at the end. Classes have their Python names, e.g.
-    "torch.nn.modules.rnn.LSTM".
+    Content of other files is returned as it is. The tensors come in the order of `torch.jit.load(file).state_dict()`;
+    tensors of other attributes stand between them, and tensors in lists and dictionaries, e.g. "caches.0", at the end.
+    Classes have their Python names, e.g. "torch.nn.modules.rnn.LSTM".
 
     Raises:
         CheckpointError: the archive holds no module, or a part stores itself in a form that is not read here.

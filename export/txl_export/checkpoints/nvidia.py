@@ -1,8 +1,8 @@
-"""NVIDIA DeepLearningExamples, PyTorch/LanguageModeling/Transformer-XL (commit 729963d, pytorch/mem_transformer.py).
+"""Imports NVIDIA's Transformer-XL (DeepLearningExamples, commit 729963d, PyTorch/LanguageModeling/Transformer-XL).
 
 The layers are kimiyoung's, and memory starts empty. With same_length a query sees M + 1 keys. The adaptive softmax has
-other names: a list of biases, a list of weights (absent if tied), and two lists of projections, one of them shared with
-the embedding.
+other names: a list of biases, a list of weights (absent if tied), and two lists of projections, of which one is shared
+with the embedding.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _softmax(config: ModelConfig, settings: NvidiaConfig, state: State) -> Weigh
         if (table := f"crit.out_layers_weights.{own}") in state or not settings.tie_weight:
             canonical[f"softmax.tables.{c}"] = state.take(table)[rows]
         canonical[f"softmax.biases.{c}"] = state.take(f"crit.out_layers_biases.{own}")[rows]
-        # shared_out_projs holds the embedding's projections: one in all, one per cluster, or no tensor.
+        # shared_out_projs holds the embedding's projections: one for all clusters, one per cluster, or no tensor
         shared = f"crit.shared_out_projs.{own}"
         if settings.tie_projs[c] and shared in state:
             canonical[f"softmax.projections.{c}"] = state[shared]

@@ -1,7 +1,7 @@
-"""Facts about a checkpoint that its importer assumes for the code base; the user can override them.
+"""Defines the facts about a checkpoint that its importer assumes for the code base, and that the user can override.
 
 A fork may have the original's tensor names and still start memory, order clusters or scale the embedding differently.
-Each override adds a note, and the manifest records it so that the export can be repeated.
+Each override adds a note, and the manifest records the override so that the export can be repeated.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from txl_export.options import ClusterOrder, MemoryStart
 
 
 class Overrides(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Facts that the user gave; None leaves the importer's value.
+    """Facts that the user gave; a fact that is None keeps the importer's value.
 
     Attributes:
         initial_memory: the memory before a stream's first token, "zeros" or "empty" (`Dialect.memory_start`).

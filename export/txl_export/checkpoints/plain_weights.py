@@ -52,7 +52,7 @@ def described(value: Any) -> str:
 
 
 def _stored(path: Path) -> tuple[Any, list[str]]:
-    """Return a file's content and its unknown classes; for a pickled module its state dict and []."""
+    """Return a file's content and its unknown classes; for a pickled module, its state dict and an empty list."""
     content = unscripted(path, load_file(path)).content
     unknown = sorted(name for name in _classes(content) if not known(name))
     if not isinstance(content, Stub):
@@ -66,7 +66,7 @@ def _stored(path: Path) -> tuple[Any, list[str]]:
 
 
 def _classes(content: Any) -> set[str]:
-    """Return the names of all classes and functions that the content has stubs for."""
+    """Return the names of all classes and functions for which the content has stubs."""
     classes, waiting = set(), [content]
     while waiting:
         value = waiting.pop()

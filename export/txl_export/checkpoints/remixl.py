@@ -1,7 +1,7 @@
-"""remi-xl of YatingMusic/compound-word-transformer (commit 1a56daa, workspace/uncond/remi-xl).
+"""Imports remi-xl of YatingMusic/compound-word-transformer (commit 1a56daa, workspace/uncond/remi-xl).
 
-kimiyoung's layers between a plain embedding and an untied output layer, without an adaptive softmax. Memory starts
-empty; with same_length a query sees M keys.
+The model has kimiyoung's layers between a plain embedding and an untied output layer, without an adaptive softmax.
+Memory starts empty; with same_length a query sees M keys.
 """
 
 from __future__ import annotations

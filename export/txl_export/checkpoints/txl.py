@@ -1,4 +1,4 @@
-"""The project's own checkpoints: one mapping that holds config, tensors under canonical names, and vocabulary.
+"""Imports the project's own checkpoints: one mapping that holds config, tensors under canonical names, and vocabulary.
 
     {"format": "txl-deploy.checkpoint", "version": 1, "config": {...}, "state": {...},
      "vocabulary": {"kind": "bytes"} | None, "training": {...}}
@@ -36,7 +36,7 @@ VERSION = 1
 
 
 class TxlConfig(ModelConfig, frozen=True, kw_only=True):
-    """`ModelConfig` and the settings for evaluation."""
+    """The fields of `ModelConfig`, and the settings for evaluation."""
 
     memory_start: MemoryStart = "empty"
     memory_length: Index | None = None

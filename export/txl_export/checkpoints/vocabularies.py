@@ -1,7 +1,7 @@
 """Converts the code bases' vocabularies to a bundle's JSON (see `txl_runtime.bundle.vocabulary`).
 
-The word vocabularies of kimiyoung's, NVIDIA's and Hugging Face's code have one form: a list of symbols, a delimiter
-that splits lines, and a symbol for line ends. Pickled ones are read without executing anything.
+The word vocabularies of kimiyoung's, NVIDIA's and Hugging Face's code have the same parts: a list of symbols, a
+delimiter that splits lines, and a symbol for line ends. Pickled vocabularies are read without running code.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ def _marks(symbols: Sequence[str]) -> dict[str, int | None]:
 
 
 def completed(vocabulary: bytes | None, tokens: int, options: ExportOptions, source: str) -> bytes | None:
-    """Return a vocabulary with a word for each of the model's tokens; add missing words where the options say so.
+    """Return a vocabulary with a word for each of the model's tokens; add missing words if the options ask for it.
 
-    E.g. a list of 119 words for 120 tokens: with specials "<S>", id 0 is `<S>` and id 1 the list's first word; with
-    missing_words, id 119 has no word. Only the user knows which is right, and a wrong guess shifts every word by one
-    id.
+    For example, a list has 119 words for 120 tokens: with specials "<S>", id 0 is `<S>` and id 1 the list's first word;
+    with missing_words, id 119 has no word. Only the user knows which is right, and a wrong guess shifts every word by
+    one id.
 
     Raises:
         TxlError: the vocabulary is not this model's, or the options do not make up the difference.
@@ -87,9 +87,9 @@ def completed(vocabulary: bytes | None, tokens: int, options: ExportOptions, sou
 
 
 def _behind(front: tuple[str, ...], words: Words) -> Words:
-    """Return a list of words with `front` put before it; the ids of its marks grow by the length of `front`.
+    """Return a list of words with `front` put before it; the ids of its marks, e.g. <eos>, grow by len(front).
 
-    A mark that the list lacks, e.g. `<S>` for the start and end of lines, is looked for in `front`.
+    If the list lacks a mark, e.g. `<S>` for the start and end of lines, the mark is looked for in `front`.
     """
     marks = _marks(front)
     own = {name: mark + len(front) for name in marks if (mark := getattr(words, name)) is not None}
@@ -99,10 +99,10 @@ def _behind(front: tuple[str, ...], words: Words) -> Words:
 
 
 def differences(bundle: Bundle, given: bytes, source: str, listener: Listener) -> list[str]:
-    """List the differences between a bundle's vocabulary and a given one, e.g. "id 10: bundle 'w11', module 'w10'".
+    """List the differences between a bundle's vocabulary and `given`, e.g. "id 10: bundle 'w11', module 'w10'".
 
-    If the export command in the manifest has --specials or --boundary-token, the words or the token that it added are
-    no difference: `listener` gets a warning instead.
+    If the export command in the manifest has --specials or --boundary-token, the words or the token that the option
+    added are no difference: `listener` gets a warning instead.
 
     Raises:
         BundleError: `given`, the vocabulary of `source`, does not fit this model.
@@ -133,7 +133,7 @@ def boundary_of(vocabulary: bytes, vocab_size: int) -> int | None:
     """Return the id of the token that separates texts in a vocabulary (bundle JSON): a line end or <eos>; else None.
 
     Raises:
-        BundleError: it is no vocabulary of `vocab_size` ids.
+        BundleError: the bytes are no vocabulary of `vocab_size` ids.
     """
     words = decode_vocabulary(vocabulary, vocab_size, "the vocabulary")
     if not isinstance(words, Words):
@@ -143,8 +143,10 @@ def boundary_of(vocabulary: bytes, vocab_size: int) -> int | None:
 
 
 def read_vocabulary_file(path: Path) -> bytes:
-    """Read a vocabulary file as bundle JSON: .json is already in that form; .txt has a symbol per line; else a pickled
-    vocabulary or corpus.
+    """Return the content of a vocabulary file as bundle JSON.
+
+    A .json file has that form already, and a .txt file has one symbol per line. Any other file is a pickled vocabulary
+    or corpus.
 
     Raises:
         CheckpointError: the file is none of these.

@@ -1,1 +1,1 @@
-"""Model families whose numerics belong to this project; one folder each."""
+"""Holds the model families; each folder exports and verifies one kind of model."""

@@ -1,7 +1,7 @@
-"""The families of models: which family exports a source, and the functions that each family has.
+"""Finds the family that exports a source or made a bundle, and defines the functions that each family has.
 
-To add a family, write its folder with a module `family` that has the functions of `Family`, and a module `facts` with
-those of `FamilyFacts`; then add one line to `FAMILIES`. The manifest's family block has the family's name.
+To add a family, write its folder with a module `family` that has the functions of `Family`, and a module `facts` that
+has the functions of `FamilyFacts`; then add one line to `FAMILIES`. The manifest's family block has the family's name.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FAMILIES = {
 
 @dataclass(frozen=True)
 class VerifyRequest:
-    """The arguments of `verify`; a family refuses those that it does not use.
+    """The arguments of `verify`; a family refuses arguments that it does not use.
 
     Attributes:
         bundle: the opened bundle.
@@ -58,7 +58,7 @@ class Prepared(Protocol):
     """A model that is ready to be written.
 
     Attributes:
-        vocabulary: the vocabulary as bundle JSON; None without one.
+        vocabulary: the vocabulary as bundle JSON; None without a vocabulary.
         provenance: the model's origin, for the manifest.
     """
 
@@ -71,7 +71,7 @@ class Prepared(Protocol):
     def vectors(self, manifest: Manifest) -> dict[str, NDArray[Any]]:
         """Compute the self-test's inputs and expected results with the reference, as arrays by name.
 
-        For example, {"counts": [3, 2]} for three steps.
+        For example, {"counts": an array [3, 2]} for three steps of two sequences.
         """
 
     def verify(self, folder: Path, manifest: Manifest, listener: Listener) -> Parity:
@@ -97,7 +97,7 @@ class Family(Protocol):
 
 
 class FamilyFacts(Protocol):
-    """The functions of the module `facts` in a family's folder; it imports no torch."""
+    """The functions of the module `facts` in a family's folder; this module imports no torch."""
 
     def takes(self, source: object) -> bool:
         """Return whether this family exports a source, which may be a path, a state dict or a specification."""
@@ -110,7 +110,7 @@ def family_of_source(source: object) -> Family:
     """Return the family that exports a source.
 
     Raises:
-        UsageError: no family does.
+        UsageError: no family exports it.
     """
     for folder in FAMILIES.values():
         if cast(FamilyFacts, import_module(f"{folder}.facts")).takes(source):

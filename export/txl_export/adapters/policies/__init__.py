@@ -1,1 +1,1 @@
-"""Recurrent policies: `shape` has their common parts, and one module for each package reads its policies."""
+"""Reads recurrent policies: `shape` has their common parts, and one module per package reads the package's policies."""

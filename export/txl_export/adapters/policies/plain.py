@@ -1,4 +1,4 @@
-"""A plain recurrent policy: normalised observations, an LSTM or GRU, two layers of an actor and one of a critic."""
+"""Builds a plain recurrent policy: a normaliser, an LSTM or GRU, an actor of two layers and a critic of one layer."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from txl_export.families.own_module.spec import InputSpec, Named, OutputSpec
 KEYS = ("obs", "hidden", "layers", "actions", "kind")
 KINDS = ("LSTM", "GRU")
 EPSILON = 0.01
-"""Added to the standard deviation that observations are divided by, as rsl_rl's normaliser does."""
+"""Number that is added to the standard deviation before observations are divided by it, as in rsl_rl's normaliser."""
 
 
 class PlainPolicy(nn.Module):
-    """Holds layers under the names that packages use; the adapter calls them."""
+    """The layers of a policy, under the names that packages use; the adapter calls the layers."""
 
     def __init__(self, obs: int, hidden: int, layers: int, actions: int, kind: str) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ def build(config: Mapping[str, Any]) -> PlainPolicy:
 
 
 def shape(module: Any, config: Mapping[str, Any]) -> Shape | None:
-    """Return the `Shape` of a module from `build`; None for any other. Time is the first axis."""
+    """Return the `Shape` of a module from `build`; None for any other module. The first axis of inputs is time."""
     if not isinstance(module, PlainPolicy):
         return None
     rows = ("L", "B")

@@ -1,4 +1,4 @@
-"""rl_games: a model around `a2c_network`, with normalisers of observations and values."""
+"""Reads rl_games' policies: models around an `a2c_network`, with normalisers of observations and values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ CLIP = 5.0
 
 
 def unfolded(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config with a training's `params`, and the keys of `_REST` in its `config`, at the top level."""
+    """Return the config with the entries of a training's `params` at the top level.
+
+    Of the training's own `config`, the keys in `_REST` are at the top level, too.
+    """
     params = config.get("params")
     params = params if isinstance(params, Mapping) else {}
     trained = {**config, **params}.get("config")
@@ -29,7 +32,7 @@ def unfolded(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def build(config: Mapping[str, Any]) -> nn.Module:
-    """Return a model for a training's `model` and `network`, and a player's values such as `actions_num`."""
+    """Return the model that rl_games builds of a training's `model` and `network`, and values such as `actions_num`."""
     params = {key: config[key] for key in ("model", "network")}
     sizes = config["input_shape"] if isinstance(config["input_shape"], list | tuple) else [config["input_shape"]]
     arguments = {"actions_num": config["actions_num"], "input_shape": tuple(count("input_shape", n) for n in sizes)}
@@ -40,7 +43,7 @@ def build(config: Mapping[str, Any]) -> nn.Module:
 
 
 def shape(module: Any, config: Mapping[str, Any]) -> Shape | None:
-    """Return the `Shape` of a model that has an `a2c_network`; None for any other."""
+    """Return the `Shape` of a model that has an `a2c_network`; None for any other module."""
     network = getattr(module, "a2c_network", None)
     if network is None:
         return None
@@ -60,7 +63,7 @@ def shape(module: Any, config: Mapping[str, Any]) -> Shape | None:
 
 
 def _play(policy: Any, inputs: Named, recur: Recurrence) -> tuple[Tensor, Tensor]:
-    """Run one position; normalisers are written out, because a capture cannot look into the package's TorchScript."""
+    """Run one position; compute the normalisers here, because a capture cannot read the package's TorchScript."""
     obs = inputs["obs"]
     if policy.normalize_input:
         mean, deviation = _moments(policy.running_mean_std)

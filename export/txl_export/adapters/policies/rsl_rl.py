@@ -1,4 +1,4 @@
-"""rsl_rl: since version 5 an RNNModel each for actor and critic, before that one ActorCriticRecurrent for both."""
+"""Reads rsl_rl's policies: since version 5 two RNNModels, actor and critic; before it one ActorCriticRecurrent."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _EXPECTED = {
 
 
 class _Place(NamedTuple):
-    """Paths in the module: the LSTM or GRU, the normaliser before it, the layers after it, and their distribution."""
+    """Paths to the LSTM or GRU, the normaliser before it, the layers after it, and the distribution of actions."""
 
     rnn: str
     normalizer: str
@@ -42,17 +42,17 @@ PLACES = {
         _Place("memory_c.rnn", "critic_obs_normalizer", "critic"),
     ),
 }
-"""For actor and critic, the paths in each version and class of the package."""
+"""Paths in each version and class of the package, for the actor and for the critic."""
 _EXPORTED = {"obs_normalizer": "obs_normalizer", "normalizer": "obs_normalizer", "mlp": "mlp", "actor": "mlp"}
 _EXPORTED |= {"rnn": "rnn.rnn", "memory": "rnn.rnn"}
-"""Parts of TorchScript archives for robots (policy.pt), which keep their state in buffers: their name → our path."""
+"""Path in our module by the name in TorchScript archives for robots (policy.pt), which keep their state in buffers."""
 
 
 def build(config: Mapping[str, Any]) -> nn.Module:
     """Return actor and critic for a runner's config and the environment's sizes.
 
     `obs` gives the width of each group of observations, `num_actions` the number of actions; `obs_groups`, `actor` and
-    `critic` are the runner's. Without `critic` only the actor is built.
+    `critic` come from the runner's config. Without `critic` only the actor is built.
     """
     package, tensordict = import_module("rsl_rl.models"), import_module("tensordict")
     for key in ("obs", *(role for role in ("actor", "critic") if _has(config, role))):
@@ -72,7 +72,7 @@ def build(config: Mapping[str, Any]) -> nn.Module:
 
 
 def state_dict(stored: Mapping[str, Any], config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return one state dict from a checkpoint with one per model; a student counts as the actor.
+    """Merge the state dicts of a checkpoint's models into one; a student is treated as the actor.
 
     An archive for robots contains only the actor, under different names (`_EXPORTED`).
     """
@@ -92,9 +92,13 @@ def _has(config: Mapping[str, Any], role: str) -> bool:
 
 
 def shape(module: Any, config: Mapping[str, Any]) -> Shape | None:
-    """Return the `Shape` of the package's policies, None for others; `"critic": false` drops critic and its input."""
+    """Return the `Shape` of a policy of the package; None for any other module.
+
+    `"critic": false` in the config leaves out the critic and its input.
+    """
     places = {role: place for role, many in PLACES.items() for place in many if _at(module, place.rnn) is not None}
-    plain = {role for role in PLACES if _at(module, f"{role}.is_recurrent") is False}  # since version 5
+    # models without memory exist since version 5
+    plain = {role for role in PLACES if _at(module, f"{role}.is_recurrent") is False}
     places |= {role: PLACES[role][0] for role in plain}
     if "actor" not in places:
         return None
@@ -133,7 +137,7 @@ def shape(module: Any, config: Mapping[str, Any]) -> Shape | None:
 
 
 def _at(module: Any, path: str) -> Any:
-    """Return the object at a path such as "actor.rnn.rnn"; None if there is none."""
+    """Return the object at a path such as "actor.rnn.rnn"; None if nothing is there."""
     for name in path.split("."):
         module = getattr(module, name, None)
     return module

@@ -1,4 +1,4 @@
-"""sb3-contrib: RecurrentActorCriticPolicy of RecurrentPPO."""
+"""Reads sb3-contrib's policies: the RecurrentActorCriticPolicy of RecurrentPPO."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ KEYS = ("observation_shape", "limits", "policy_kwargs")
 
 
 def build(config: Mapping[str, Any]) -> Any:
-    """Return a policy over Boxes of an observation's shape and of the actions' lowest and highest values.
+    """Return a policy whose observations are a Box of `observation_shape`, its actions a Box between two `limits`.
 
-    `policy_kwargs` are those of the training; `activation_fn` may be the text of a class of torch.nn.
+    `policy_kwargs` are the training's. Their `activation_fn` may be the text of a class, such as "<class
+    'torch.nn.modules.activation.Tanh'>".
     """
     spaces, policies = import_module("gymnasium.spaces"), import_module("sb3_contrib.common.recurrent.policies")
     arguments = dict(config["policy_kwargs"])
@@ -35,10 +36,10 @@ def build(config: Mapping[str, Any]) -> Any:
 
 
 def shape(module: Any, config: Mapping[str, Any]) -> Shape | None:
-    """Return the `Shape` of a policy; None for any other.
+    """Return the `Shape` of a policy with `lstm_actor`; None for any other module.
 
     The config's `vec_normalize`, a `VecNormalize`, becomes part of the graph. If actions are a Box, `action` is clipped
-    or scaled to its limits, as `predict` does.
+    or scaled to the Box's limits, as `predict` does.
     """
     if not hasattr(module, "lstm_actor"):
         return None
@@ -79,14 +80,14 @@ def _input(name: str, space: Any) -> InputSpec:
 
 
 def _box(space: Any) -> tuple[Tensor, Tensor] | None:
-    """Return the lowest and highest actions of a Box; None if it has no limits."""
+    """Return the lowest and highest actions of a Box; None for a space without limits."""
     if not hasattr(space, "low") or not np.isfinite([space.low, space.high]).any():
         return None
     return torch.from_numpy(space.low), torch.from_numpy(space.high)
 
 
 def _normaliser(env: Any) -> Any:
-    """Return the function that a VecNormalize applies to observations."""
+    """Return the function that a VecNormalize applies to observations; without one, a function that changes nothing."""
     if env is None or not env.norm_obs:
         return lambda rows: rows
     if isinstance(env.obs_rms, dict):

@@ -33,7 +33,7 @@ class Shape:
 
 
 def count(name: str, value: Any) -> int:
-    """Return a size from a config.
+    """Return a config's value, after a check that it is a size.
 
     Raises:
         UsageError: the value is no integer of at least 1.
@@ -44,7 +44,7 @@ def count(name: str, value: Any) -> int:
 
 
 class Recurrence:
-    """The LSTMs and GRUs of a policy during one step, and their states by name."""
+    """Runs the LSTMs and GRUs of a policy during one step, and holds their states by name."""
 
     def __init__(self, module: Any, rnns: Mapping[str, str], states: Named) -> None:
         self._rnns = {role: attrgetter(path)(module) for role, path in rnns.items()}
@@ -63,7 +63,7 @@ class Recurrence:
 
 
 def state_names(rnns: Mapping[str, str], role: str, rnn: Any) -> list[str]:
-    """Return ["h", "c"], or ["h"] for a GRU; with several roles the role is in front, e.g. "actor.h"."""
+    """Return the names of an LSTM's states, ["h", "c"], or a GRU's, ["h"]; with several roles, names like "actor.h"."""
     parts = ("h", "c") if rnn.mode == "LSTM" else ("h",)
     return [f"{role}.{part}" if len(rnns) > 1 else part for part in parts]
 

@@ -1,4 +1,7 @@
-"""skrl: the networks that its runner makes of a config, linear layers without memory, and its standard scaler."""
+"""Builds skrl's policies: the linear layers that its runner makes of a config, and its standard scaler.
+
+These policies have no memory.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +40,10 @@ class LayeredPolicy(nn.Module):
 
 
 def build(config: Mapping[str, Any]) -> LayeredPolicy:
-    """Return a policy of `widths` [observations, ..., actions] and an activation behind each layer, "" for none.
+    """Return a policy with layers of `widths`, e.g. [48, 128, 12] from observations to actions.
 
-    `scaler` has the arguments of its RunningStandardScaler that are not the package's own.
+    `activations` has the name of the activation behind each layer, "" for none. `scaler` has those arguments of the
+    RunningStandardScaler that differ from the package's defaults.
     """
     widths, activations = [count("widths", size) for size in config["widths"]], list(config["activations"])
     if len(activations) != len(widths) - 1 or not set(activations) <= ACTIVATIONS.keys():
@@ -53,7 +57,7 @@ def build(config: Mapping[str, Any]) -> LayeredPolicy:
 
 
 def shape(module: Any, config: Mapping[str, Any]) -> Shape | None:
-    """Return the `Shape` of a module from `build`; None for any other."""
+    """Return the `Shape` of a module from `build`; None for any other module."""
     if not isinstance(module, LayeredPolicy):
         return None
     return Shape({}, [InputSpec("obs", ("B", module.widths[0]))], [OutputSpec("action")], _play)

@@ -1,1 +1,1 @@
-"""Readers of checkpoint files by torch.save, pickle or safetensors; they run no code from the files."""
+"""Reads checkpoint files that torch.save, pickle or safetensors wrote; runs no code from the files."""

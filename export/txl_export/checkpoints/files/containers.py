@@ -1,6 +1,6 @@
-"""Readers of files by torch.save and pickle.dump: each finds the pickle and the storages in one kind of file.
+"""Finds the pickle and the storages in files of torch.save and pickle.dump, with one class per kind of file.
 
-They compare every size that a file names with the file's own size before they allocate memory for it.
+Each size that a file names is compared with the file's own size before memory is allocated for it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _OTHERS = {
     "a TorchScript archive of torch < 1.4": r"[^/]+/model\.json$",
     "a program of torch.export": r"[^/]+/models/.*\.json|serialized_exported_program",
 }
-"""Zip archives by torch that are no checkpoints; each with a pattern that the name of one of its entries matches."""
+"""Zip archives by torch that are no checkpoints, each with a pattern that the name of an entry in the archive
+matches."""
 STABLE_BASELINES = """this is an archive of Stable-Baselines3, whose policy no config builds; over Boxes, give it \
 to `export` itself; else load it in Python, \
 policy = RecurrentPPO.load(path).policy, and export txl_export.adapt("recurrent-policy", policy), or save \
@@ -41,7 +42,7 @@ _CODE = r"[^/]+/code/"
 
 
 class PlainPickle:
-    """A file by pickle.dump; the base class of the other containers.
+    """A file that pickle.dump wrote; the base class of the classes for torch's files.
 
     Attributes:
         name: the name of the container, e.g. "torch zip".
@@ -95,7 +96,7 @@ class PlainPickle:
 
 
 class ZipFile(PlainPickle):
-    """A file by torch ≥ 1.6: an uncompressed zip archive."""
+    """A file that torch ≥ 1.6 wrote: an uncompressed zip archive."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         super().__init__(file, size)
@@ -152,7 +153,7 @@ class ZipFile(PlainPickle):
 
 
 class LegacyFile(PlainPickle):
-    """A file by torch ≤ 1.5: five pickles, then the storages that they refer to.
+    """A file that torch ≤ 1.5 wrote: five pickles, then the storages that they refer to.
 
     The pickles are a magic number, the protocol, sizes of integers, the content, and the keys of the storages in order.
     """

@@ -1,10 +1,10 @@
 """Reads checkpoint files as plain data; imports nothing that a file names and runs nothing in it.
 
 `program` runs pickles in a separate process, `rebuilding` makes plain data and tensors from the result. torch.load is
-not used: it neither compares sizes with the file's nor refuses other formats. These are read:
+not used: it neither compares sizes with the file's nor refuses other formats. Five formats are read:
 
     torch zip      torch ≥ 1.6: an uncompressed zip of one pickle, <name>/data.pkl, and one entry per storage
-    TorchScript    the same, and code, which is never opened
+    TorchScript    a torch zip that also holds code, which is never opened
     torch legacy   torch ≤ 1.5: five pickles (magic number, protocol, system, content, storage keys), then the storages
     pickle         by pickle.dump; a torch legacy file inside the pickle holds each storage
     safetensors    a header of JSON, then the tensors (`safetensors_file`)
@@ -39,8 +39,8 @@ _OTHERS = {
     rb"(?is)\x08.{,4200}onnx": "an ONNX file, expected the checkpoint it was made from",
     rb"version https://git-lfs": "a Git LFS pointer, not the file itself; fetch it with git lfs pull",
 }
-"""Patterns of the first bytes of files that are no checkpoints; each with a phrase that says what it is and what to
-do."""
+"""Patterns of the first bytes of files that are no checkpoints, each with a phrase that names the file's kind and what
+to do."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ class Loaded:
         container: "torch zip", "TorchScript", "torch legacy", "pickle" or "safetensors".
         content: dict, list, tuple, str, int, float, bool, bytes, None, torch.Tensor (on the CPU) and `Stub`. Ordered
             dictionaries and counters are dicts, sets are lists, parameters and NumPy's arrays tensors. Tensors over the
-            same elements of one storage, such as tied ones, are one object; any other shared object is copied.
+            same elements of one storage, such as tied tensors, are one object; any other shared object is copied.
         global_names: every dotted name the file refers to, sorted.
         sha256: the hash of the file, hexadecimal.
         notes: the names that aliases translated, for the user.
-        constants: the number of nameless tensors in a TorchScript archive, besides those of its module.
+        constants: the number of nameless tensors in a TorchScript archive, besides its module's tensors.
         classes: the class of each part of a TorchScript archive by the part's name; `modules.unscripted` fills it.
     """
 
@@ -71,7 +71,7 @@ class Loaded:
 def load_file(path: Path, aliases: Mapping[str, str] | None = None) -> Loaded:
     """Read a file that torch.save, torch.jit.save, safetensors or pickle.dump wrote.
 
-    `aliases` maps names of classes in the file to known ones, e.g. {"modules.MemTransformerLM":
+    `aliases` maps names of classes in the file to known names, e.g. {"modules.MemTransformerLM":
     "mem_transformer.MemTransformerLM"}.
 
     Raises:
@@ -95,7 +95,7 @@ def load_file(path: Path, aliases: Mapping[str, str] | None = None) -> Loaded:
 
 
 def scan_globals(path: Path) -> tuple[str, ...]:
-    """Return the dotted names that a file's pickles refer to, sorted; of a damaged file, those before the damage.
+    """Return the dotted names that a file's pickles refer to, sorted; of a damaged file, the names before the damage.
 
     Raises:
         CheckpointError: the file cannot be read, or is no checkpoint.
@@ -106,7 +106,7 @@ def scan_globals(path: Path) -> tuple[str, ...]:
 
 
 def _run(path: Path, file: io.BufferedReader, size: int, head: bytes) -> tuple[PlainPickle, ProgramAnswer]:
-    """Recognise the container by the first bytes; return it, and what its pickles describe."""
+    """Recognise the container by the first bytes; return the container and the content of its pickles."""
     kind: type[PlainPickle]
     if head.startswith(b"PK\x03\x04"):
         kind = ZipFile

@@ -1,4 +1,4 @@
-"""Stand-ins for the classes and functions that a pickle names, and the list of names that importers know."""
+"""Defines stand-ins for the classes and functions that a pickle names, and lists the names that importers know."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Stub:
 
 
 class Name(Stub):
-    """A class or function itself that the pickle refers to, rather than an object made with it."""
+    """A stand-in for a class or function that the pickle refers to, and not for an object made with it."""
 
 
 _PAIRS = "Double float64 Float float32 Half float16 BFloat16 bfloat16 Long int64 Int int32 Short int16 Char int8"
@@ -69,13 +69,13 @@ _CLASSES = {
 CLASSES = STORAGE_TYPES.keys() | {
     f"{module}.{name}" for modules, names in _CLASSES.items() for module in modules.split() for name in names.split()
 }
-"""Names with one meaning in all files: importers use it, or it does not matter to a model."""
+"""Dotted names that mean the same in all files; importers use that meaning, or a model does not depend on it."""
 _BEGINNINGS = "torch._utils._rebuild_tensor torch._utils._rebuild_parameter torch.jit._pickle. torch.nn.modules. "
 _BEGINNINGS += "torch.nn.backends. numpy. omegaconf. ruamel.yaml."
 
 
 def known(name: str) -> bool:
-    """Return whether a name is in `CLASSES` or begins like one of the families of names that importers know."""
+    """Return whether importers know a name: it is in `CLASSES`, or begins like an entry of `_BEGINNINGS`."""
     return name in CLASSES or name.startswith(tuple(_BEGINNINGS.split()))
 
 

@@ -1,4 +1,4 @@
-"""Reads pickles in a bounded process (`txl_runtime.sandbox`), with Python's standard library alone.
+"""Reads pickles in a bounded process (`txl_runtime.sandbox`) that imports only Python's standard library.
 
 No class that a pickle names is imported. For each name there is an empty subclass of `PickledObject`, which records how
 the pickle calls it. `answer` writes the result as JSON: a container is a list of its kind and its parts, any other
@@ -24,7 +24,7 @@ DEPTH, BITS, NAME_LIMIT = 256, 256, 512
 HARM = "the file is damaged or was made to do harm"
 PYTHON_2 = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 PLAIN, NODE = ("collections.", "ruamel.yaml."), {"_content", "_val"}
-"""Two limits that keep cycles out of the answer: attributes of classes that begin like `PLAIN` are left out, and
+"""Two limits that keep cycles out of the answer: attributes of classes whose names begin like `PLAIN` are left out, and
 OmegaConf's nodes keep only the attributes in `NODE`."""
 
 
@@ -33,7 +33,7 @@ class RefusedError(Exception):
 
 
 class PickledObject:
-    """The base of made-up classes: it keeps the arguments of its call and everything that the pickle adds later."""
+    """The base of made-up classes; an object keeps the arguments of its call and all that the pickle adds later."""
 
     __slots__ = ("args", "pairs", "states", "values")
     called = ""
@@ -44,7 +44,7 @@ class PickledObject:
 
     def __new__(cls, /, *args: Any, **_: Any) -> Any:
         match args:
-            # a class inside a class: getattr(Outer, "Inner")
+            # a pickle refers to a class inside a class by getattr(Outer, "Inner")
             case (type() as outer, str(inner)) if cls.called == "builtins.getattr":
                 return made_up(f"{outer.called}.{inner}")  # type: ignore[attr-defined]
         instance = object.__new__(cls)
@@ -63,7 +63,7 @@ class PickledObject:
 
 
 def made_up(dotted: str) -> type[PickledObject]:
-    """Make an empty class for a dotted name, which stands for the class of that name."""
+    """Make an empty class for a dotted name, and return it; it stands for the class of that name."""
     if len(dotted) > NAME_LIMIT:
         raise RefusedError(f"a name has {len(dotted)} characters; {HARM}")
     return type("PickledObject", (PickledObject,), {"__slots__": (), "called": dotted})
@@ -73,7 +73,7 @@ class Programs(pickle.Unpickler):
     """An unpickler that reads the pickles of a file in turn; it adds each class that they name to `names`."""
 
     def __init__(self, file: Any, names: dict[tuple[str, str], type[PickledObject]]) -> None:
-        super().__init__(file, encoding="utf-8")  # Python 2's str may hold bytes beyond ASCII, the default
+        super().__init__(file, encoding="utf-8")  # ASCII, the default, fails at other bytes in Python 2's str
         self._names = names
 
     def find_class(self, module: str, name: str, /) -> type[PickledObject]:
@@ -90,7 +90,7 @@ class Programs(pickle.Unpickler):
 
 
 class Writer:
-    """Converts pickled contents to lists for JSON; `names` collects the classes they name, `blob` their bytes."""
+    """Converts pickled contents to lists for JSON; `names` collects the classes that they name, `blob` their bytes."""
 
     def __init__(self, size: int) -> None:
         self.names: dict[tuple[str, str], type[PickledObject]] = {}
@@ -98,10 +98,10 @@ class Writer:
         self._most = self._room = PER_BYTE * size + FREE
 
     def contents(self, data: bytes, count: int) -> tuple[list[Any], str, int]:
-        """Read `count` pickles.
+        """Read `count` pickles from the beginning of `data`.
 
         Returns:
-            Their contents, the error of the first that is refused ("" if there is none), and the offset after the last.
+            Their contents, the error of the first pickle that is refused, or "", and the offset after the last pickle.
         """
         file, contents = io.BufferedReader(io.BytesIO(data)), list[Any]()
         try:
@@ -111,7 +111,7 @@ class Writer:
             return contents, str(error), 0
         except MemoryError:
             raise
-        except Exception:  # Python raises many types, e.g. IndexError, for a damaged pickle
+        except Exception:  # Python raises many types of errors, e.g. IndexError, for a damaged pickle
             return contents, "the pickle is cut short or damaged; copy the file again", 0
         return contents, "", file.tell()
 
@@ -155,8 +155,8 @@ class Writer:
             case PickledObject(called=""):  # a persistent id, usually of a storage
                 return [OUTSIDE, *map(self.node, value.args)]
             case PickledObject(called="torch.storage._load_from_bytes", args=(data,)):
-                # pickle.dump writes a legacy torch file for each storage: [FILE, number, bytes after the five pickles,
-                # contents …]
+                # pickle.dump writes a legacy torch file for each storage; the answer holds [FILE, number, bytes after
+                # the five pickles, contents …]
                 if id(value) in self._files:
                     return [FILE, self._files[id(value)]]
                 number = self._files[id(value)] = len(self._files)
@@ -165,7 +165,7 @@ class Writer:
                     raise RefusedError(error)
                 return [FILE, number, self._bytes(data[end:]), *contents]
             case PickledObject():
-                # counts as 4 values, because a stand-in takes more memory than a value
+                # an object counts as 4 values, because its stand-in takes more memory than a value
                 self._take(4 + len(value.called) // TEXT)
                 states = [] if value.called.startswith(PLAIN) else value.states
                 if value.called.startswith("omegaconf."):
@@ -192,7 +192,7 @@ def _bytes(value: Any) -> bytes:
 
 
 def answer(request: bytes) -> bytes:
-    """Read request[0] pickles in request[1:].
+    """Read pickles: request[0] is their number, and request[1:] are their bytes.
 
     Returns:
         The length of the JSON in 8 bytes, the JSON, and the bytes that it refers to.

@@ -19,8 +19,8 @@ from txl_export.checkpoints.files.pickle_names import STORAGE_TYPES, Name, Stub,
 from txl_export.checkpoints.files.program import HARM
 
 MEMORY, EACH, SECONDS, PER_SECOND = 1 << 28, 64, 10, 1 << 22
-"""Limits of the process that reads pickles: 256 MiB plus 64 bytes per byte of pickle, and 10 seconds of processor time
-plus one per 4 MiB of pickle."""
+"""Limits of the process that reads pickles: memory of 256 MiB plus 64 bytes per byte of pickle, and processor time of
+10 seconds plus one second per 4 MiB of pickle."""
 AXES, LONGEST = 16, 1 << 40
 """Maximum number of axes of a tensor, and largest product of its nonzero sizes: torch multiplies the sizes of empty
 tensors, too, and would overflow."""
@@ -65,7 +65,7 @@ def _asked(request: bytes) -> bytes:
 
 @dataclass(eq=False)
 class Storage:
-    """The elements of a storage, or of a part of one, and the tensors on them.
+    """The elements of a storage, or of a part of a storage, and the tensors over these elements.
 
     Equal views are one tensor object, so that callers find tied tensors with `is`.
     """
@@ -93,17 +93,17 @@ class Builder:
     _storages: dict[Any, tuple[Any, Storage]] = field(default_factory=dict)
 
     def plain(self, written: Any) -> Any:
-        """Return plain data and tensors.
+        """Return the plain data, or the tensor, that a value written by `program` describes.
 
         Raises:
-            CheckpointError: the content is neither, or a tensor lies outside its storage.
+            CheckpointError: the value describes neither, or a tensor lies outside its storage.
         """
         if isinstance(value := self.any(written), Storage):
             raise CheckpointError(f"the content has a Storage where plain data was expected; {HARM}")
         return value
 
     def any(self, written: Any) -> Any:
-        """Return plain data or a `Storage`; raise the errors of `plain`."""
+        """Return plain data, a tensor or a `Storage`; raise the errors of `plain`."""
         if type(written) is not list:
             return written
         kind, *parts = written
@@ -130,7 +130,7 @@ class Builder:
         raise CheckpointError("a tensor was saved by pickle, not by torch.save; save the file again with torch.save")
 
     def _object(self, name: str, args: list[Any], states: list[Any], values: list[Any], pairs: list[Any]) -> Any:
-        """Call the function for a name, or make a stub; then add the pickle's states, list items and pairs."""
+        """Call the entry of `FUNCTIONS` for a name, or make a stub; add the pickle's states, list items and pairs."""
         match name, args:  # a tensor of a subclass: drop its type and attributes, keep the tensor
             case "torch._tensor._rebuild_from_type_v2", [[program.NAME, function], _, [program.TUPLE, *inner], _]:
                 name, args = function, inner
@@ -174,7 +174,7 @@ class Builder:
         match view:
             case [] | [None]:
                 return storage
-            # a part of a storage; only torch ≤ 1.5 wrote these
+            # only torch ≤ 1.5 wrote parts of storages
             case [(_, int(first), int(many))] if 0 <= first <= first + many <= count:
                 part = Storage(storage.elements[first : first + many])
                 return self._storages.setdefault((key, first, many), (None, part))[1]
@@ -237,13 +237,13 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ruamel.yaml.scalarfloat.ScalarFloat": float,
     "builtins.bytes": lambda: b"",  # protocol 2 writes b"" as a call without arguments
     "torch.Size": lambda sizes: _integers(sizes, "the shape"),
-    # the same tensor object, so that tied parameters stay tied
+    # returns the same tensor object, so that tied parameters stay tied
     "torch._utils._rebuild_parameter": lambda tensor, *_: tensor,
     "torch._utils._rebuild_parameter_with_state": lambda tensor, *_: tensor,
     "torch.jit._pickle.restore_type_tag": lambda made, _: made,
     **{f"torch.jit._pickle.build_{kind}list": lambda made: made for kind in ("bool", "double", "int", "tensor")},
 }
-"""Functions for the names whose call needs more than a stub: each returns plain data or a tensor."""
+"""Functions by name, for the calls in a pickle that need more than a stub: each returns plain data or a tensor."""
 
 
 def _numpy(stub: Stub) -> Any:

@@ -1,4 +1,4 @@
-"""A reader of safetensors files: a JSON header with offsets, then the tensors, without gaps.
+"""Reads safetensors files: a JSON header with offsets, then the tensors, without gaps.
 
 The tensors are copied. The safetensors library would map the file into memory, and a mapped file that is cut short ends
 the process.
@@ -30,9 +30,9 @@ def is_safetensors(head: bytes, size: int) -> bool:
 
 
 def read_safetensors(file: io.BufferedReader, size: int) -> dict[str, Tensor]:
-    """Return the tensors by name.
+    """Return the tensors of a file by name.
 
-    For example, {"word_emb.weight": [256, 32]}.
+    For example, {"word_emb.weight": a tensor [256, 32]}.
 
     Raises:
         CheckpointError: the file is not valid, or has a type that is not in `TYPES`.

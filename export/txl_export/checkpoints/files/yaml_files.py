@@ -9,16 +9,16 @@ from txl_runtime.errors import BackendError
 from txl_runtime.installing import pip_line
 
 MOST_BYTES, MOST_PARTS, DEEPEST, LONGEST = 2**20, 2**16, 32, 64
-"""Limits of a YAML file: bytes, parts (an alias counts as all parts it stands for), depth, signs of a number.
+"""Limits of a YAML file: bytes, parts (an alias counts as all parts that it stands for), depth, characters of a number.
 
-A long number of base 60, such as 1:30:00, takes quadratic time.
+A number in base 60, such as 1:30:00, is limited because the time to read it grows with the square of its length.
 """
 
 
 def read_yaml(table: Path, text: str, typed: bool = False) -> Any:
-    """Return the content of a YAML text: every scalar a text, or with `typed` numbers, truth values and None as such.
+    """Return the content of a YAML text: scalars are texts; with `typed` they are numbers, booleans, None or texts.
 
-    A tag such as `!!python/tuple` is ignored: what it stands before is read as a list, table or text.
+    A tag such as `!!python/tuple` is ignored: the list, table or text behind the tag is read.
 
     Raises:
         BackendError: PyYAML is not installed.
@@ -31,7 +31,7 @@ def read_yaml(table: Path, text: str, typed: bool = False) -> Any:
     loader, parts, sizes, around = getattr(yaml, "CBaseLoader", yaml.BaseLoader), 0, dict[str, int](), []
 
     class Typed(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-        """Scalars by their form, tags without effect."""
+        """A loader that types scalars by their spelling and ignores tags."""
 
         def construct_scalar(self, node: Any) -> Any:
             if node.tag.endswith((":int", ":float")) and len(node.value) > LONGEST:
@@ -52,11 +52,11 @@ def read_yaml(table: Path, text: str, typed: bool = False) -> Any:
                 anchor, before = around.pop()
                 sizes[anchor] = parts - before
             parts += sizes.get(event.anchor, MOST_PARTS) if isinstance(event, yaml.AliasEvent) else 1
-            # aliases stand for plain lists; nested ones can explode
+            # nested aliases in a small file can stand for millions of parts
             if parts > MOST_PARTS or len(around) > DEEPEST:
                 raise ValueError(f"more than {MOST_PARTS} parts, or {DEEPEST} in one another, or one in itself")
         return yaml.load(text, Typed if typed else loader)  # noqa: S506 - neither makes objects
     except (yaml.YAMLError, TypeError, RecursionError) as error:  # TypeError: a list as a key
         raise ValueError(str(error)) from None
-    except (AttributeError, LookupError) as error:  # "!!timestamp foo", "!!bool foo", "!!int ''"
+    except (AttributeError, LookupError) as error:  # raised for "!!timestamp foo", "!!bool foo", "!!int ''"
         raise ValueError(f"a value is not of its tag's kind: {type(error).__name__}: {error}") from None

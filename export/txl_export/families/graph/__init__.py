@@ -1,1 +1,1 @@
-"""ONNX files that others exported: finds their states and makes bundles of them."""
+"""Makes bundles of ONNX files that others exported, and finds the states of these files."""

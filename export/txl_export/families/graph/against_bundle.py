@@ -27,7 +27,7 @@ from txl_export.proof.input_source import InputSource, fitting
 from txl_export.proof.parity import Parity
 
 SEGMENTS = 200
-"""Segments that are streamed if --segments is not given."""
+"""Number of segments that are streamed if --segments is not given."""
 
 
 def verify_beside(
@@ -35,12 +35,12 @@ def verify_beside(
 ) -> Parity:
     """Stream the bundle and the file, with as many sequences as the file takes, from the initial state on.
 
-    A state of the file begins like the bundle's state of the same name and shape, else with zeros.
+    A state of the file begins like the bundle's state of the same name and shape; without such a state, with zeros.
 
     Args:
         open_model: opens the bundle.
         path: the ONNX file. ONNX Runtime runs it in a separate process with limits of time and memory.
-        said: names in which the file differs from the bundle. Its `given` may also hold real inputs under the bundle's
+        said: names in which the file differs from the bundle. `said.given` may also hold real inputs under the bundle's
             names.
         segments: the number of segments; None for `SEGMENTS`.
         listener: receives progress.
@@ -97,7 +97,7 @@ def verify_beside(
 
 
 def _firsts(file: Foreign, wiring: Wiring, options: FileOptions, own: Arrays, rows: int) -> dict[str, Array]:
-    """Return initial values, by the file's names, of states for which the file stores none."""
+    """Return initial values, by the file's names, of states for which neither the file nor `options` has values."""
     firsts = dict[str, Array]()
     for port in [one for one in file.inputs if one.name in wiring.after and one.name not in options.given]:
         zeros = np.zeros([size if isinstance(size, int) else rows for size in port.shape])

@@ -32,7 +32,7 @@ from txl_export.proof.parity import Parity, failing
 from txl_export.proof.verification import verify_model
 
 SEQUENCES = 3
-"""Sequences that run at the same time if the file takes any number."""
+"""Number of sequences that run at the same time if the file takes any number."""
 
 
 def verify_file(
@@ -48,7 +48,7 @@ def verify_file(
     Args:
         path: the file. ONNX Runtime runs it in a separate process with limits of time and memory.
         module, weights: the arguments of `read_source`.
-        said: names in which the file differs from the module. Its `given` may also hold real inputs under the module's
+        said: names in which the file differs from the module. `said.given` may also hold real inputs under the module's
             names.
         segments: the number of segments of the longest chain, or None.
         listener: receives progress and warnings.
@@ -68,7 +68,7 @@ def verify_file(
         )
     samples, said = said.without({entry.name for entry in spec.inputs})
     logits = [replace(one, role=None if one.role == "logits" else one.role) for one in spec.output_specs]
-    spec = replace(spec, outputs=logits, samples=samples or spec.samples)  # compare outputs as they are
+    spec = replace(spec, outputs=logits, samples=samples or spec.samples)  # logits are compared as they are
     wiring = match(foreign, _step(spec), said)
     _tell(wiring, spec, listener)
     if half := computes_in_half(foreign.model.graph):
@@ -119,9 +119,9 @@ def _first_states(plan: Plan, starts: Mapping[str, Any], limit: float) -> list[G
 
 
 def _told(parity: Parity, still: set[str], limit: float) -> str:
-    """Return a sentence: the segment where file and module first differ, and the likely cause.
+    """Return a sentence that names the segment where file and module first differ, and the likely cause.
 
-    `still`: states that never changed in the file.
+    `still` holds the states that never changed in the file.
     """
     for chain in parity.chains:
         sides = (("output", chain.outputs, 1), ("state", chain.states, chain.chain.every))

@@ -1,6 +1,6 @@
 """Describes an ONNX file for `inspect`: its tables, nodes and test runs, and the command to type.
 
-The command was tried: the first steps of `export` ran with it.
+The command is tried before it is printed: the first steps of `export` run with it.
 """
 
 from __future__ import annotations
@@ -95,13 +95,13 @@ class GraphFacts:
 def describe_graph(
     path: Path, listener: Listener, seconds: float = SECONDS, asked: str = "", said: Mapping[str, str] | None = None
 ) -> GraphFacts:
-    """Read a foreign ONNX file, run its graph in a helper process, and try the command that it needs.
+    """Read a foreign ONNX file, run its graph in a helper process, and try the export command that the file needs.
 
     Args:
         path, listener: the file; the receiver of progress.
         seconds: processor time that all runs together may take.
-        asked: the path for the printed command; "" for the file's own.
-        said: known states, output by input.
+        asked: the path in the printed command; "" for `path` itself.
+        said: known states: for each input, the output that is its next value.
 
     Raises:
         CheckpointError: the file is no ONNX model, or exceeds a limit.
@@ -139,11 +139,13 @@ def describe_graph(
 
 def _look(foreign: Foreign, choices: Choices, helper: Helper, facts: GraphFacts, listener: Listener) -> Choices:
     """Examine a file step by step and fill `facts`; return the options that an export needs."""
-    with helper.open(foreign.data):  # fails early if ONNX Runtime cannot open the file's own graph
+    # an error here says that ONNX Runtime cannot open the file's own graph
+    with helper.open(foreign.data):
         folded = _folded(foreign, helper)
     facts.frozen, structure = _nodes(foreign, facts).frozen, _nodes(folded, facts)
     facts.settings = {name: sorted({*structure.compared.get(name, ())}) for name in sorted(structure.branching)}
-    if facts.settings:  # the rest is found for the value of the setting that the command will fix
+    # all facts below are found for the values of settings that the command will fix
+    if facts.settings:
         facts.fixed = {name: (numbers or [1])[0] for name, numbers in facts.settings.items()}
         folded = _folded(foreign.of(fix(foreign, facts.fixed)[0]), helper)
         structure = _nodes(folded, facts)
@@ -184,7 +186,7 @@ def _look(foreign: Foreign, choices: Choices, helper: Helper, facts: GraphFacts,
 
 
 def _folded(foreign: Foreign, helper: Helper) -> Foreign:
-    """Return the graph with constants computed; the graph itself if that fails."""
+    """Return the file with its constants computed; the unchanged file if that fails."""
     with contextlib.suppress(RunError, CheckpointError):
         return foreign.of(helper.fold(foreign.model))
     return foreign
@@ -197,7 +199,7 @@ def _nodes(foreign: Foreign, facts: GraphFacts) -> Structure:
 
 
 def _unknown(graph: ir.Graph) -> list[str]:
-    """Return operators that neither a bundle may have nor the export rewrites.
+    """Return operators that no bundle may have and that the export does not rewrite.
 
     An If is not listed: it may vanish when sizes become numbers.
     """
@@ -220,7 +222,8 @@ def _try(foreign: Foreign, choices: Choices, source: str, facts: GraphFacts, sta
             facts.unknown = _unknown(begin(foreign, way, Silent(), TRIED).graph.graph)
         except BackendError as error:
             facts.tried = f"not tried to its end: {error}"
-            facts.unknown = [name for name in _unknown(foreign.model.graph) if "::" in name]  # these never vanish
+            # operators of domains besides ONNX's own never vanish
+            facts.unknown = [name for name in _unknown(foreign.model.graph) if "::" in name]
             facts.command = facts.command if not facts.unknown else ""
         except TxlError as error:
             facts.command, facts.tried = "", facts.tried or str(error)

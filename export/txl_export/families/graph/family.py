@@ -1,7 +1,7 @@
-"""An ONNX file as a family: exports it, and verifies a bundle against the file.
+"""Exports an ONNX file, and verifies a bundle against the file that it was made of.
 
-Implements `families.registry.Family`. A module that calls the file (`take.file_module.FileModule`) takes its place, so
-planning, proof and writing are the same as for a user's own module.
+Implements `families.registry.Family`. A module that calls the file (`take.file_module.FileModule`) stands for a user's
+module, so planning, proof and writing are the same for both.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ SOURCE = "the file itself"
 
 @dataclass
 class ForeignStep:
-    """An ONNX file as a step.
+    """A step that was made of an ONNX file.
 
     Attributes:
         foreign: the file.
@@ -62,7 +62,7 @@ class ForeignStep:
         step: the tables of `graph`.
         module: a module that computes `graph`.
         helper: the process that runs graphs.
-        whole: runs the file itself; if states are hidden, with any number of positions.
+        whole: calls the file itself; if states are hidden, the call takes any number of positions.
         opened: the states that were hidden; None without --open.
     """
 
@@ -182,7 +182,7 @@ def take(foreign: Foreign, choices: Choices, listener: Listener, seconds: float 
         seconds: processor time that all runs together may take.
 
     Raises:
-        TxlError: the file cannot be run or made a step.
+        TxlError: the file does not run, or no step can be made of it.
     """
     path = foreign.path
     listener.stage("open the file in a helper process")
@@ -208,7 +208,7 @@ def begin(foreign: Foreign, choices: Choices, listener: Listener, seconds: float
     """Do the first steps of an export, within `seconds` of processor time, and write nothing.
 
     Raises:
-        TxlError: `prepare` would raise it.
+        TxlError: an export would be refused.
     """
     opened = take(foreign, choices, listener, seconds)
     try:

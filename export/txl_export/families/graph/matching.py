@@ -1,4 +1,4 @@
-"""Matches inputs, outputs and states of an ONNX graph with those of a step: by equal names, or as the user says."""
+"""Matches inputs, outputs and states of an ONNX graph with a step's: by equal names, or as the user says."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class FileOptions:
     given: Arrays
 
     def without(self, names: Collection[str]) -> tuple[dict[str, Array], FileOptions]:
-        """Return the arrays that `given` holds for these names of a step's inputs, and the options without them.
+        """Return the arrays in `given` under these names of a step's inputs, and the options without these arrays.
 
         For example, names {"sr"} take 16000 out of `given` {"sr": 16000, "h": [[0.0]]}.
         """
@@ -188,9 +188,9 @@ def _check_complete(foreign: Foreign, step: Step, ports: Mapping[str, Port], wir
 
 
 def _guess(theirs: Iterable[str], ours: Iterable[str], fits: Callable[[str, str], bool]) -> dict[str, str]:
-    """Return a name of a step for each of the file's: of those that fit, the one most alike by name, else the first.
+    """Return the step's name for each name of the file: the most similar name that fits, else the first that fits.
 
-    E.g. {"h_in": "h", "c_in": "c"}. A name of the step that nothing fits is left out.
+    For example, {"h_in": "h", "c_in": "c"}. A name of the step that no name of the file fits is left out.
     """
     left, pairs = [*theirs], dict[str, str]()
     for name in ours:

@@ -36,8 +36,9 @@ Run = Callable[[Arrays], Arrays]
 
 @contextmanager
 def running(foreign: Foreign) -> Iterator[Run]:
-    """Open an ONNX graph in a helper process; yield a function that runs it with arrays by name, cast to the graph's
-    dtypes.
+    """Open an ONNX graph in a helper process; yield a function that runs the graph with arrays by name.
+
+    The function casts the arrays to the graph's dtypes.
 
     Raises:
         UsageError: ONNX Runtime does not open it, or an array cannot be cast.
@@ -67,7 +68,7 @@ def running(foreign: Foreign) -> Iterator[Run]:
 
 def _cast(path: Path, name: str, values: Array, kind: str) -> Array:
     try:
-        with np.errstate(all="ignore"):  # casting NaN to an integer, or a large number to half precision
+        with np.errstate(all="ignore"):  # NumPy warns of NaN as an integer, and of large numbers in half precision
             return values.astype(kind)
     except (TypeError, ValueError):
         message = f"{name} is {kind or 'no tensor'}, which no array is made of {values.dtype}"
@@ -75,7 +76,7 @@ def _cast(path: Path, name: str, values: Array, kind: str) -> Array:
 
 
 class FileEngine(Engine):
-    """An `Engine` that runs the file, whatever the program.
+    """An `Engine` that runs the file for every program.
 
     Attributes:
         still: states that have come back unchanged in all runs so far.
@@ -140,7 +141,7 @@ class FileEngine(Engine):
 
 
 class FileModel(Model):
-    """The file as a loaded bundle.
+    """The file in the place of a loaded bundle.
 
     Attributes:
         engine: runs the file.

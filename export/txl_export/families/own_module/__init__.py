@@ -1,1 +1,1 @@
-"""Models of the user's own: a module with state is exported as it is and compared with itself."""
+"""Exports a user's own module with state unchanged, and compares the bundle with the module."""

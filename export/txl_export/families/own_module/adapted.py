@@ -1,4 +1,4 @@
-"""A package's model: the adapter that makes it, its weights and its config."""
+"""Describes a package's model: the adapter that makes the model, its weights and its config."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, eq=False)
 class Adapted:
-    """A package's model.
+    """The model of a package, given by adapter, weights and config.
 
     Attributes:
         name: the adapter's name.

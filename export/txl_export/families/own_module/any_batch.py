@@ -1,4 +1,4 @@
-"""Opens the batch axis of captured graphs: they then take any number of sequences up to B, if the module allows it.
+"""Opens the batch axis of captured graphs, so that they take any number of sequences up to B, if the module allows it.
 
 A step is captured a second time with B + 1 sequences; the differences show which sizes follow from B
 (`graphs.opening`). The opened graph runs with few, with many and with idle sequences, and is compared with the module,
@@ -28,7 +28,7 @@ from txl_export.families.own_module.stages import Stage, Transition, shapes_of
 from txl_export.graphs.opening import FixedBatchError, open_batch
 
 EVERY = 8
-"""Every number of sequences from 1 to 8 is tried; above that only powers of two, B - 1 and B, to save time."""
+"""Every number of sequences from 1 to 8 is tried; above 8 only powers of two, B - 1 and B, to save time."""
 
 
 def may_be_open(plan: Plan) -> bool:
@@ -37,7 +37,7 @@ def may_be_open(plan: Plan) -> bool:
 
 
 def leave_open(plan: Plan, found: Sequence[Captured]) -> str:
-    """Open the batch axis in the graphs of all programs, or in no graph; return the reason, "" if all were opened."""
+    """Open the batch axis in the graphs of all programs, or in none; return the reason for none, else ""."""
     others = []
     for program in found:
         try:
@@ -56,7 +56,8 @@ def _tried(plan: Plan, captured: Captured) -> ir.Model:
         The graph of B + 1 sequences, with which `open_batch` opens the program's own graph.
 
     Raises:
-        FixedBatchError: the graph works for one number of sequences only, or computes something else with fewer.
+        FixedBatchError: the graph works for one number of sequences only, or computes something else with fewer
+            sequences.
     """
     model, network, other = captured.model.clone(), captured.network, _of_one_more(plan, captured)
     open_batch(model, other, plan.batch_size)
@@ -74,7 +75,7 @@ def _of_one_more(plan: Plan, captured: Captured) -> ir.Model:
     try:
         network, examples = of_sequences(plan, captured.network.length, count)
         return captured.again(network, examples[0])
-    except Exception as error:  # the user's code may allow only one B, and torch raises many kinds
+    except Exception as error:  # the user's code may allow only one B, and torch raises many kinds of errors
         raise FixedBatchError(f"it cannot be captured with B + 1 = {count}: {one_line(error)}") from error
 
 

@@ -113,7 +113,7 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
 def _reachable(root: Any, scripts: bool = True) -> Iterator[tuple[str, Any]]:
     """Yield each object that can be reached from `root`, once, with its path.
 
-    `scripts`: look into TorchScript modules, too.
+    If `scripts` is true, objects inside TorchScript modules are yielded, too.
     """
     seen: set[int] = set()
 
@@ -136,7 +136,7 @@ def _reachable(root: Any, scripts: bool = True) -> Iterator[tuple[str, Any]]:
 def _items(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the name and value of each item directly inside a module, a container, an array or an object.
 
-    E.g. ("0", x) and ("1", y) for the list [x, y], or ("weight", w) for a layer's parameter.
+    For example, ("0", x) and ("1", y) for the list [x, y], or ("weight", w) for a layer's parameter.
     """
     if isinstance(value, nn.Module):
         for part in _PARTS:
@@ -186,7 +186,7 @@ class ModuleCopy:
 
     Attributes:
         values: copies of tensors, and plain values, by path.
-        whole: whether parameters were copied. They are not if they take more than 2 GiB; changes in them stay
+        whole: whether parameters were copied. Parameters of more than 2 GiB are not copied, and their changes stay
             unnoticed.
     """
 
@@ -199,7 +199,7 @@ class ModuleCopy:
         self.values |= {path: one.detach().clone() for path, one in self._tensors.items()}
 
     def changed(self) -> dict[str, Any]:
-        """Return what has changed since: copies of the current values by path, `GONE` where a value was removed."""
+        """Return values that changed since the record was made: copies by path, `GONE` where a value was removed."""
         now = leaves(self._module)
         paths = [path for path in {**self.values, **now} if not same(self.values.get(path, GONE), now.get(path, GONE))]
         values = {path: now.get(path, GONE) for path in paths}

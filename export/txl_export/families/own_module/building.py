@@ -28,7 +28,8 @@ from txl_export.graphs.passes.improving import improve
 from txl_export.graphs.shared_weights import SharedWeights
 
 _SPREAD = 32
-"""Stages at which a graph with open rows is compared with the module if there are more than `MOST_GRAPHS` stages."""
+"""Number of stages at which a graph with open rows is compared with the module, if there are more than
+`MOST_GRAPHS`."""
 
 
 class StepGraphs:
@@ -57,7 +58,7 @@ class StepGraphs:
         self.parameters = parameter_count(plan.spec.module)
 
     def add(self, found: Captured, open_batch: bool = False) -> None:
-        """Add a program and let its graph refer to the shared weights; `open_batch`: the graph leaves B open."""
+        """Add a program and let its graph refer to the shared weights; `open_batch` says that the graph has B open."""
         network, name, model = found.network, found.name, found.model
         self.programs.append(
             Program(
@@ -102,7 +103,7 @@ def write_step(
         )
     written = _captured(plan, growth, listener, make)
     written.model_id = model_id(plan.spec, plan.inputs, plan.results, [model.graph for model in written.models])
-    # after the identity is computed: bundles of older versions were hashed without these passes
+    # these passes run after the identity is computed, because bundles of older versions were hashed without them
     for model in written.models:
         improve(model)
     written.weights.keep({name for model in written.models for name in model.graph.initializers})
@@ -116,7 +117,7 @@ def write_step(
 
 
 def _captured(plan: Plan, growth: str, listener: Listener, make: Capture) -> StepGraphs:
-    """Capture the graphs; leave the number of rows open if the option asks for it and it is possible."""
+    """Capture the graphs; leave the number of rows open if `growth` asks for it and such a graph equals the module."""
     note = ""
     growing = any(entry.grows is not None for entry in plan.spec.states)
     absent = [entry.name for entry in plan.spec.states if entry.initial is None]
@@ -176,7 +177,7 @@ def _to_try(plan: Plan, length: int) -> list[Transition]:
 
 
 def _to_trace_at(plan: Plan, tried: Sequence[Transition]) -> list[int]:
-    """Return numbers of stages at which to capture open rows: the one with most rows, then a middle one.
+    """Return numbers of stages at which to capture open rows: the stage with most rows, then a middle stage.
 
     At 0 or 1 rows torch.export would take the size for fixed.
     """
@@ -190,7 +191,7 @@ def _to_trace_at(plan: Plan, tried: Sequence[Transition]) -> list[int]:
 
 
 def _staged(plan: Plan, listener: Listener, make: Capture) -> StepGraphs:
-    """Capture a graph for each length and each set of shapes; open B if that leaves one set of shapes."""
+    """Capture a graph for each length and each set of shapes; open B in all graphs if that is possible."""
     if plan.too_many:
         raise UsageError(plan.too_many)
     fixed_sizes = all(state.row_axis is None and not state.absent for state in plan.states)

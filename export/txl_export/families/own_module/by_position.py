@@ -1,8 +1,8 @@
 """Makes steps of segments from a step that takes one position: x ("B", 12) becomes x ("B", "L", 12).
 
 In eager mode the module is called position by position. A bundle's graph is made in a special way: the step is captured
-once, with one position and many sequences, and `graphs.positions` makes each program from that graph. Otherwise the
-step is proven and written like any step of segments.
+once, with one position and many sequences, and `graphs.positions` makes each program from that graph. In all other
+respects the step is proven and written like any step of segments.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def by_position(spec: StepSpec, lengths: Sequence[int]) -> StepSpec:
     """Return a step of segments for a step of one position, if segments are longer than 1; else `spec` itself.
 
     Args:
-        spec: the step; one with "L" in an input is returned as it is.
-        lengths: the segment lengths L of the export; () for those of the specification.
+        spec: the step; a step with "L" in an input is returned as it is.
+        lengths: the segment lengths L of the export; () for the lengths of the specification.
 
     Raises:
         UsageError: the step's positions cannot be computed side by side.
@@ -74,7 +74,7 @@ def by_position(spec: StepSpec, lengths: Sequence[int]) -> StepSpec:
 
 
 def lifting(plan: Plan, make: Callable[[Plan], Capture]) -> Capture:
-    """Return the function that makes the graphs of the programs of a step from `by_position`.
+    """Return the function that makes the graphs of the programs of a step that `by_position` returned.
 
     Args:
         plan: the plan of segments.
@@ -86,7 +86,7 @@ def lifting(plan: Plan, make: Callable[[Plan], Capture]) -> Capture:
     """
     if plan.streams != "independent":
         _refuse(f"the sequences run all or none: {plan.reason}")
-    # + 1, because any_batch captures with one sequence more
+    # B + 1, because any_batch captures with one sequence more
     one, most = _of_one(plan), max(plan.segment_lengths) * (plan.batch_size + 1)
     axes = {entry.name: entry.axes for entry in (*plan.spec.inputs, *plan.outputs)}
 
@@ -100,7 +100,7 @@ def lifting(plan: Plan, make: Callable[[Plan], Capture]) -> Capture:
         try:
             network, examples = of_sequences(one, 1, most + 1)
             open_batch(graph.model, graph.again(network, examples[0]), most)
-        except Exception as error:  # the user's code may allow only one B, and torch raises many kinds
+        except Exception as error:  # the user's code may allow only one B, and torch raises many kinds of errors
             _refuse(f"B has to be an axis of its own, or fold with others as B · H, B first: {one_line(error)}")
         return graph
 
@@ -170,7 +170,7 @@ def _in_a_row(entry: InputSpec, samples: Any, length: int) -> Any:
     """Return samples of an input, e.g. [n, 12], as positions of one sequence, [1, n, 12]; repeated up to `length`."""
     axis, values = entry.axes.batch or 0, np.asarray(samples)
     if values.ndim != len(entry.shape) or not values.shape[axis]:
-        return values  # check_spec refuses them with a message
+        return values  # check_spec refuses such samples with a message
     rows = np.arange(max(values.shape[axis], length)) % values.shape[axis]
     return np.expand_dims(np.take(values, rows, axis), axis)
 

@@ -1,7 +1,8 @@
 """Captures the user's step as a graph, with `torch.export` and its conversion to ONNX.
 
-If that fails, torch first decomposes operators into simpler ones (route "decomposed"): ONNX lacks some of the
-originals. A graph is accepted only after it has run on real values and was compared with the module (`rehearsal`).
+If this fails, torch first decomposes operators into simpler operators (route "decomposed"): ONNX lacks some of the
+original operators. A graph is accepted only after it has run on real values and was compared with the module
+(`rehearsal`).
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ class Captured:
         examples: the arguments and results on which the graph was compared.
         model: the graph.
         route: "export" or "decomposed".
-        again: captures a network with a different number of sequences by the same route, without comparing it. Errors
-            of torch and of the user's code pass through.
+        again: captures a network with a different number of sequences by the same route, without comparing the graph.
+            Errors of torch and of the user's code pass through.
     """
 
     name: str
@@ -65,7 +66,7 @@ def capture(network: StepNetwork, name: str, examples: Sequence[Example]) -> Cap
     """Capture the graph of a network and compare it with the module.
 
     Args:
-        examples: the first is used to capture, all are used to compare.
+        examples: the first example is used to capture, all examples are used to compare.
 
     Raises:
         OwnCodeError: the module tried to end the program, e.g. by `sys.exit`.
@@ -78,11 +79,11 @@ def capture(network: StepNetwork, name: str, examples: Sequence[Example]) -> Cap
             with _capturing(network):
                 exported = exported or _exported(network, examples[0])
                 model = _to_onnx(exported, network, route)
-                # settle removes these notes
+                # settle removes these stack traces
                 origins += [(node, node.metadata_props.get(STACK_TRACE, "")) for node in model.graph]
                 settle(model, name, network.inputs, network.outputs)
                 rehearse(model, network, examples)
-        except Exception as error:  # torch raises many kinds, and the user's code may raise any
+        except Exception as error:  # torch raises many kinds of errors, and the user's code may raise any
             reason, final = reason_of(error, network.module, origins)
             message = message or reason
             if exported is None or final or (isinstance(error, RehearsalError) and error.elsewhere):

@@ -1,8 +1,8 @@
 """Supplies values of constants that a step reads in Python, where `torch.export` knows no values and stops.
 
 Two examples: `if mask.any():` for a mask made from sizes, and `assert x.size(1) == lengths.max().item()` for lengths
-from a list. The result is the same in every call. So the step runs once on inputs that have no values, while other
-tensors have theirs: a value that Python reads then is a constant.
+from a list. The result is the same in every call. So the step runs once on inputs that have no values, while all other
+tensors have values: each value that Python reads in this run is a constant.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Reads(TorchFunctionMode):
             value = func(*args, **named)
         if any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, named))):
             self.found.append((name, None))
-        elif name == "tolist":  # tensors without values read it number by number, with item
+        elif name == "tolist":  # torch reads a list without values number by number, with item
             self.found += [("item", number) for number in tree_leaves(value)]
         else:
             self.found.append((name, value))
@@ -80,7 +80,7 @@ def constant_reads(network: nn.Module, given: Sequence[Tensor]) -> Reads:
 
 
 class _WithoutValues(FakeTensorMode):  # type: ignore[no-untyped-call]
-    """A mode in which input tensors have sizes but no values, and so have results that depend on them."""
+    """A mode in which input tensors have sizes but no values; results that depend on inputs have no values, either."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = MappingProxyType({})) -> Any:
         """Run an operator; refuse to write a result without values over a tensor that has values."""

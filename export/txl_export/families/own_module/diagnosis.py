@@ -46,7 +46,7 @@ class CaptureError(UsageError):
 
 
 def reason_of(error: Exception, module: nn.Module, origins: Sequence[tuple[ir.Node, str]] = ()) -> tuple[str, bool]:
-    """Return the cause of a failed capture, for a message, and whether it is final (see `CaptureError`).
+    """Return the cause of a failed capture, for a message, and whether the cause is final (see `CaptureError`).
 
     Args:
         error: the error of the capture.
@@ -81,7 +81,7 @@ def reason_of(error: Exception, module: nn.Module, origins: Sequence[tuple[ir.No
 
 
 def _chain(error: BaseException) -> list[Any]:
-    """Return an exception and those that led to it, the latest first."""
+    """Return an exception and the exceptions that led to it, the latest first."""
     chain: list[BaseException] = []
     link: BaseException | None = error
     while link is not None and link not in chain:
@@ -100,8 +100,8 @@ def _origin(error: Exception, origins: Sequence[tuple[ir.Node, str]]) -> str:
 def _place(chain: Sequence[BaseException], converting: bool) -> str:
     """Return the user's line where an exception arose: the innermost that any exception of the chain shows.
 
-    `converting`: the exporter failed while it converted an operator. Its frames hold that operator, whose recorded line
-    is returned.
+    `converting` says that the exporter failed while it converted an operator. The exporter's frames hold that operator,
+    and the line that was recorded for it is returned.
     """
     if not converting:
         places = (place_of(traceback.extract_tb(one.__traceback__)) for one in reversed(chain))

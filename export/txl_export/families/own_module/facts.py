@@ -1,4 +1,4 @@
-"""The part of this family that needs no PyTorch: implements `families.registry.FamilyFacts`."""
+"""Facts about a bundle of a user's own module, without PyTorch: implements `families.registry.FamilyFacts`."""
 
 from __future__ import annotations
 

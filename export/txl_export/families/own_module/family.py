@@ -1,4 +1,4 @@
-"""The user's own model as a family: exports its specification, and verifies a bundle against the module.
+"""Exports a user's own model by its specification, and verifies a bundle against the module.
 
 Implements `families.registry.Family`.
 """
@@ -107,7 +107,7 @@ class PreparedStep:
     def vectors(self, manifest: Manifest) -> dict[str, NDArray[Any]]:
         """Return the vectors of the self-test (see `Prepared.vectors`).
 
-        For example, {"counts": [3, 2]} for three steps.
+        For example, {"counts": an array [3, 2]} for three steps of two sequences.
         """
         return step_vectors(self.plan, manifest)
 
@@ -156,8 +156,7 @@ def prepare(source: StepSpec | str | Path | Adapted, options: ExportOptions, lis
 
 
 def with_data(spec: StepSpec, options: ExportOptions) -> tuple[StepSpec, bytes | None]:
-    """Add the options' real inputs, text and vocabulary to a specification; return it, and the vocabulary as bundle
-    JSON.
+    """Return a specification with the options' real inputs, text and vocabulary, and the vocabulary as bundle JSON.
 
     Raises:
         TxlError: a file cannot be read, or does not fit this model.

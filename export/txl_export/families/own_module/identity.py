@@ -22,19 +22,19 @@ Greater GreaterOrEqual Identity Less LessOrEqual MatMul Max Min Mul Neg Not Or P
 ReduceSum Reshape Shape Size Slice Split Sqrt Squeeze Sub Tile Transpose Trilu Unsqueeze Where Xor
 """
 PLAIN = frozenset(_PLAIN.split())
-"""Operators that are left out of the hash: whether a graph needs them depends on B and L, too."""
+"""Operators that are left out of the hash, because B and L also decide whether a graph needs them."""
 
 
 def model_id(spec: StepSpec, inputs: Sequence[Input], outputs: Sequence[Output], graphs: Iterable[ir.Graph]) -> str:
     """Return SHA-256 over the tables without B and L, the module's tensors and numbers, and its graphs' operators.
 
-    B and L appear in a graph's constants and decide some of its operators. So only operators outside `PLAIN` count,
-    e.g. Tanh or LSTM, and only those that compute with the inputs. Numbers are those in the module's attributes, such
-    as the number of heads; they stand for the graphs' constants.
+    B and L appear in a graph's constants and decide some of its operators. So only operators outside `PLAIN`, e.g. Tanh
+    or LSTM, are hashed, if they compute with the inputs. Numbers in the module's attributes, such as the number of
+    heads, are hashed in place of the graphs' constants.
 
     Args:
         spec: the specification.
-        inputs, outputs: the tables with "B" and "L" in their shapes; `valid` does not count.
+        inputs, outputs: the tables with "B" and "L" in their shapes; `valid` is not hashed.
         graphs: the graphs of all programs.
     """
     facts = {
@@ -52,7 +52,7 @@ def model_id(spec: StepSpec, inputs: Sequence[Input], outputs: Sequence[Output],
 
 
 def tensors_id(spec: StepSpec) -> str:
-    """Return SHA-256 over the module's tensors, without graphs: equal for modules with equal weights."""
+    """Return SHA-256 over the module's tensors, without graphs: it is equal for modules with equal weights."""
     return _digest(spec, b"")
 
 
@@ -82,9 +82,9 @@ def _computing(graph: ir.Graph) -> Iterator[str]:
 
 
 def own_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Return the module's parameters and buffers by name; a shared tensor comes once.
+    """Return the module's parameters and buffers by name; a shared tensor is listed once.
 
-    For example, {"rnn.weight_ih": [96, 8]}.
+    For example, {"rnn.weight_ih": a tensor [96, 8]}.
     """
     return dict(module.named_parameters()) | dict(module.named_buffers())
 

@@ -1,4 +1,4 @@
-"""Tests whether sequences of a batch are independent: changes one's neighbours and compares its results."""
+"""Tests whether sequences of a batch are independent: changes a sequence's neighbours and compares its results."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from txl_export.families.own_module.stages import shapes_of
 Named: TypeAlias = dict[str, Any]
 _PLACES = 1e-4
 """Largest relative difference by which a sequence's results may depend on its place in the batch: matrix products round
-differently there."""
+differently at different places."""
 _FAR = 1e4
 """Factor on the neighbours' float inputs in one trial, so that code like `if x.abs() > 100` shows."""
 _SEED = 4
-"""Seed of the inputs, a chosen one: a file in half precision rounds differently by place for 1 in 10 inputs, and 4 of
-24 seeds would have shown it."""
+"""Seed of the inputs. It was chosen: a file in half precision rounds differently by place for 1 in 10 inputs, and 4 of
+24 seeds would have shown that."""
 
 
 def dependence(tries: Tries, length: int) -> str:
@@ -40,8 +40,8 @@ def dependence(tries: Tries, length: int) -> str:
 def influence(tries: Tries, length: int) -> str:
     """Return a sentence on how sequences of a batch influence one another; "" if they do not.
 
-    E.g. with three sequences: the first runs next to two that hold other values, then large values, NaN, and their
-    initial states. It starts anew next to two that are further on. Then all three change places.
+    For example, of three sequences the first runs next to two that hold other values, then large values, NaN, and their
+    initial states. The first then starts anew next to two that hold later states. At last all three change places.
     """
     if tries.batch_size == 1:
         return ""
@@ -62,7 +62,7 @@ def influence(tries: Tries, length: int) -> str:
     large = others | {name: others[name] * _FAR for name in floats if name.startswith("input")}
     spoilt = others | {name: torch.full_like(others[name], torch.nan) for name in floats}
     tried = [("a sequence", usual, {"other values": others, "large values": large, "NaN": spoilt})]
-    if shapes_of(first) == shapes_of(usual):  # only a reset brings an initial state next to a later one
+    if shapes_of(first) == shapes_of(usual):  # only a reset brings an initial state next to a later state
         tried[0][2]["the first state"] = first
         tried.append(("a sequence that was just reset", first, {"later states": usual}))
     for whose, own, beside in tried:
@@ -78,7 +78,8 @@ def influence(tries: Tries, length: int) -> str:
     for given in (usual, others):
         movable = {name for name, one in given.items() if one is not None and axes[name].batch is not None}
         results, turned = run(given), run(given | {name: given[name].flip(axes[name].batch) for name in movable})
-        for name, row in product(results, range(last + 1)):  # by row: the difference is relative to the row's values
+        # rows are compared one by one, because the difference is relative to the row's values
+        for name, row in product(results, range(last + 1)):
             if not difference(axes[name].one(turned[name], last - row), axes[name].one(results[name], row)) <= _PLACES:
                 return f"{name} of a sequence changes with its place in the batch"
     return ""
@@ -90,7 +91,7 @@ def _called(**kinds: Mapping[str, Any]) -> Named:
 
 
 def _mixed(axes: Axes, own: Any, other: Any, row: int) -> Any:
-    """Return a batch that holds sequence `row` of `own` among the other sequences of `other`."""
+    """Return the batch `other` with the sequence `row` of `own` in place of its own."""
     if axes.batch is None or own is None or other is None:
         return own
     mixed = other.clone()

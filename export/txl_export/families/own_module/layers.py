@@ -18,7 +18,7 @@ NOT_STORED = {
     **dict.fromkeys(("CELU", "ELU", "LeakyReLU", "Softplus"), "the number that it is made with"),
     **dict.fromkeys(("LogSoftmax", "Softmax"), "its axis"),
 }
-"""Arguments that a file of weights does not contain, in words, by layer class."""
+"""Phrases for the arguments that a file of weights does not contain, by layer class."""
 Size = int | str
 
 
@@ -29,8 +29,9 @@ class Layer:
     Attributes:
         kind: the class.
         sizes, options: its positional and its named arguments.
-        axes: the axis of features in its input. "rows": the last. "channels": the second of three. "tokens": none, ids
-            go in. "": any. Layers with more axes have a longer word, e.g. "channels of 2 axes".
+        axes: the axis of features in its input. "rows": the last axis. "channels": the second of three axes. "tokens":
+            no axis, because token ids go in. "": any axis. Inputs with more axes have a longer word, e.g. "channels of
+            2 axes".
     """
 
     kind: str
@@ -40,12 +41,12 @@ class Layer:
 
     @property
     def takes(self) -> int | None:
-        """The number of input features (of an embedding: of tokens); None: any number, unchanged in the output."""
+        """The number of input features, or of an embedding's tokens; None if the layer takes any number of features."""
         return self.sizes[0] if self.axes else None
 
     @property
     def gives(self) -> int | None:
-        """The number of output features; None: as many as go in."""
+        """The number of output features; None if there are as many as input features."""
         return self.sizes[:2][-1] if self.axes else None
 
     @property
@@ -81,7 +82,7 @@ class Part:
 def parts_of(tensors: Mapping[str, Tensor], classes: Mapping[str, str]) -> Part:
     """Return the module as a tree of parts, from tensors and classes by dotted names.
 
-    For example, tensors {"rnn.weight_ih": [96, 8]} and classes {"rnn": "GRUCell"}.
+    For example, tensors {"rnn.weight_ih": [96, 8]} and classes {"rnn": "GRUCell"} give a part "rnn" of kind "GRUCell".
     """
     top = Part()
 
@@ -100,9 +101,10 @@ def parts_of(tensors: Mapping[str, Tensor], classes: Mapping[str, str]) -> Part:
 
 
 def layer_of(part: Part, name: str) -> Layer | None:
-    """Return the layer that a part is; None if it is not one of the known layers.
+    """Return a part as a layer of torch.nn; None if the part is no known layer.
 
-    `name` is the last part of its dotted name: if the class is unknown, "emb" in it tells an embedding from a Linear.
+    `name` is the last word of the part's dotted name: if the class is unknown, "emb" in `name` tells an embedding from
+    a Linear.
     """
     kind = part.kind.rpartition(".")[2] if part.kind.startswith("torch.nn.modules.") else ""
     shapes = {key: tuple(tensor.shape) for key, tensor in part.tensors.items()}

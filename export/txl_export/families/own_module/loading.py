@@ -94,7 +94,7 @@ def _is_another(name: str, path: Path) -> bool:
 def importable(source: object) -> Iterator[None]:
     """Let the block import modules that lie next to FILE of FILE.py:FUNCTION, as a step may do when it runs.
 
-    The folder is last on `sys.path`: as the first, its files would hide modules that torch has yet to import.
+    The folder is last on `sys.path`: if it were first, its files would hide modules that torch has yet to import.
     """
     file = str(source).rpartition(":")[0] if isinstance(source, (str, Path)) else ""
     folder = str(Path(file).resolve().parent)
@@ -121,7 +121,7 @@ def _function(module: ModuleType, name: str, path: Path) -> Callable[..., Any]:
 
 
 def _arguments(function: Callable[..., Any], weights: str | None, name: str) -> tuple[str | None, ...]:
-    """Return the arguments for the user's function: the weights' path, or () if it takes none."""
+    """Return the arguments for the user's function: the weights' path, or () if the function takes no argument."""
     try:
         signature = inspect.signature(function)
     except ValueError:

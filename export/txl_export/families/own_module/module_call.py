@@ -1,4 +1,4 @@
-"""Calls the user's module for one step, whatever its calling convention: inputs and states by name go in and out."""
+"""Calls the user's module for one step, under any calling convention: inputs, states and outputs have names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from txl_export.families.own_module.spec import VALID, StepSpec
 Tensors: TypeAlias = Mapping[str, Tensor]
 Held: TypeAlias = Mapping[str, Tensor | None]
 Results: TypeAlias = tuple[dict[str, Tensor], dict[str, Tensor]]
-"""Outputs by name, and states by name."""
+"""The outputs by name, and the states by name."""
 
 FLOAT64_PARAMETERS = 100_000_000
 """Maximum number of parameters of a module that is also computed in float64: the copy takes twice its memory."""
@@ -62,7 +62,7 @@ class Eager:
         Args:
             inputs: tensors by name.
             states: tensors by name; None, or left out, for a state that is absent.
-            valid: int32 [B], the number of rows that count, for a module that takes it (`StepSpec.lengths`).
+            valid: int32 [B], the number of positions that count, for a module that takes it (`StepSpec.lengths`).
 
         Raises:
             OwnCodeError: the module raised an exception.
@@ -74,7 +74,7 @@ class Eager:
         return outputs, {name: _narrowed(name, tensor).clone() for name, tensor in step.after.items()}
 
     def traced(self, inputs: Tensors, states: Held, valid: Tensor | None = None) -> Results:
-        """Run one step inside a module that is being captured: without checks, and exceptions pass unchanged.
+        """Run one step inside a module that is being captured: results are not checked, and exceptions pass unchanged.
 
         For example, inputs {"x": [2, 8]} and states {"h": [2, 32]} give ({"y": [2, 4]}, {"h": [2, 32]}).
         """
@@ -85,7 +85,8 @@ class Eager:
     def checked(self, inputs: Tensors, states: Held, valid: Tensor | None = None) -> RawStep:
         """Run one step and check its results, but return the tensors themselves, neither copied nor cast.
 
-        For example, inputs {"x": [2, 8]} and states {"h": [2, 32]}.
+        For example, inputs {"x": [2, 8]} and states {"h": [2, 32]} give outputs {"y": [2, 4]} and states {"h": [2,
+        32]}.
 
         Raises:
             OwnCodeError, UsageError: as `__call__` raises them.
@@ -100,7 +101,8 @@ class Eager:
     def raw(self, inputs: Tensors, states: Held, valid: Tensor | None = None) -> RawStep:
         """Call the module; attributes that hold states are set to copies of `states`, and restored afterwards.
 
-        For example, inputs {"x": [2, 8]} and states {"h": [2, 32]}.
+        For example, inputs {"x": [2, 8]} and states {"h": [2, 32]} give outputs {"y": [2, 4]} and states {"h": [2,
+        32]}.
         """
         module, entries = self.spec.module, self.spec.states
         arguments_by_name = {
@@ -144,7 +146,7 @@ class Tries:
         self._generator = np.random.default_rng(seed)
 
     def inputs(self, length: int) -> dict[str, Tensor]:
-        """Return the inputs of one segment: pieces of the samples, else random.
+        """Return the inputs of one segment: pieces of the samples, or random values without samples.
 
         With two sequences, `inputs(64)` is e.g. {"x": [2, 64, 8]}.
         """
@@ -152,7 +154,7 @@ class Tries:
         return random_inputs(spec, self.batch_size, length, self._generator, spec.samples)
 
     def valid(self, length: int) -> Tensor:
-        """Return `valid` int32 [B] with every position of the segment counting.
+        """Return `valid` int32 [B], in which every position of the segment counts.
 
         With two sequences, `valid(64)` is [64, 64].
         """
@@ -262,7 +264,7 @@ def _narrowed(name: str, tensor: Tensor) -> Tensor:
 
 
 def in_float64(spec: StepSpec, batch_size: int, length: int) -> Eager | None:
-    """Return a copy of the module in float64; None if it does not run in float64, or computes something else."""
+    """Return a copy of the module in float64; None if it is too large, does not run, or computes something else."""
     if sum(parameter.numel() for parameter in spec.module.parameters()) > FLOAT64_PARAMETERS:
         return None
     try:
@@ -271,7 +273,7 @@ def in_float64(spec: StepSpec, batch_size: int, length: int) -> Eager | None:
             if isinstance(value, Tensor) and value.dtype == torch.float32:
                 put(module, path, value.double())
         for part in module.modules():
-            # None means the dtype's epsilon: keep float32's
+            # eps None means the epsilon of the dtype, so the copy gets float32's
             if isinstance(part, torch.nn.RMSNorm) and part.eps is None:
                 part.eps = torch.finfo(torch.float32).eps
         double, single = Eager(replace(spec, module=module), torch.float64), Eager(spec)
@@ -281,7 +283,7 @@ def in_float64(spec: StepSpec, batch_size: int, length: int) -> Eager | None:
 
 
 def _agree(single: Eager, double: Eager, batch_size: int, length: int) -> bool:
-    """Return whether two segments agree in float32 and float64, and the float64 module returns any float64 at all."""
+    """Return whether two segments agree in float32 and float64, and the float64 module returns some float64 tensor."""
     tries, seen = Tries(single, batch_size, 0), False
     ours, theirs, valid = tries.fresh(), Tries(double, batch_size).fresh(), tries.valid(length)
     for _ in range(2):
@@ -296,5 +298,5 @@ def _agree(single: Eager, double: Eager, batch_size: int, length: int) -> bool:
 
 
 def difference(one: Tensor, other: Tensor) -> float:
-    """Return the relative difference of two tensors, e.g. 0 for two equal ones; see `relative_difference`."""
+    """Return the relative difference of two tensors, e.g. 0 for two equal tensors; see `relative_difference`."""
     return relative_difference(one.detach().numpy(), other.detach().numpy())

@@ -1,9 +1,9 @@
-"""The user's step as a function of a flat list of tensors, with the inputs and outputs of a bundle's program.
+"""Turns the user's step into a function of a flat list of tensors: the inputs and outputs of a bundle's program.
 
     inputs    the declared inputs · valid int32 [B] · the states that exist before the step
     outputs   the declared outputs · all states
 
-If sequences are independent, one with valid 0 keeps its states.
+If sequences are independent, a sequence with valid 0 keeps its states.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ ROWS = "rows"
 
 
 class StepNetwork(nn.Module):
-    """One program, ready to be captured.
+    """One program's step, ready to be captured.
 
     Args:
         plan: the step.
         transition: the shapes before and after, and the segment length.
-        open_rows: leave the number of rows of growing states open; they are inputs then even if they have no rows.
+        open_rows: whether the number of rows of growing states stays open; such states are inputs even if they have no
+            rows.
 
     Attributes:
         inputs, outputs: the program's inputs and outputs.
@@ -57,7 +58,10 @@ class StepNetwork(nn.Module):
         )
 
     def forward(self, *flat: Tensor) -> tuple[Tensor, ...]:
-        """Run one step; see the module's table. For example, x [2, 8] and h [2, 32] give y [2, 4] and h [2, 32]."""
+        """Run one step on tensors in the order of the table at the top of this file.
+
+        For example, x [2, 8] and h [2, 32] give y [2, 4] and h [2, 32].
+        """
         plan, names = self._plan, [entry.name for entry in self._plan.inputs]
         tensors = dict(zip(names, flat, strict=False))
         valid = tensors.pop(VALID, None)
@@ -74,7 +78,7 @@ class StepNetwork(nn.Module):
 
     @property
     def batch_axes(self) -> dict[str, int]:
-        """The batch axis of each input and output of the program that has one, by name."""
+        """The batch axes of the program's inputs and outputs, by name; tensors without a batch axis are left out."""
         axes = {entry.name: entry.axes.batch for entry in self._plan.inputs}
         axes |= {entry.name: entry.axes.batch for entry in self._plan.results}
         for state in self._states.values():
@@ -93,12 +97,12 @@ class StepNetwork(nn.Module):
         return axes
 
     def _without_rows(self, name: str) -> Tensor | None:
-        """Return the value of a state that is no input: a tensor without rows, or None if it is absent."""
+        """Return the value of a state that is no input: a tensor without rows, or None if the state is absent."""
         shape = self._transition.stage.shapes[name]
         return None if shape is None else torch.zeros(shape, dtype=TORCH[self._states[name].dtype])
 
     def _state_after(self, name: str, valid: Tensor, new: Tensor, old: Tensor) -> Tensor:
-        """Return the new state for sequences that run and the old state for idle ones."""
+        """Return the new state for sequences that run, and the old state for idle sequences."""
         axis = self._states[name].batch_axis
         assert axis is not None
         live = valid > 0

@@ -20,7 +20,7 @@ _PYTHONS = tuple(Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib",
 _CALLER = str(Path(__file__).with_name("module_call.py"))
 _CAPTURING = frozenset({"torch", "sympy", "onnx", "onnxscript", "onnx_ir"})
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
-"""Names of folders with packages; an environment may use its own and the system's."""
+"""Names of folders with packages; an environment may use its own folder and the system's."""
 _FLOAT_INDICES = re.compile(
     r"argument #1 'indices' to have one of the following scalar types|tensors used as indices must be"
     r"|Expected dtype int64 for index|index tensor of type LongTensor"
@@ -43,10 +43,10 @@ class OwnCodeError(UsageError):
 
 @contextmanager
 def own_code(doing: str) -> Iterator[None]:
-    """Turn an exception of the user's code in this block into one line: `doing`, the exception, the place.
+    """Turn an exception of the user's code in this block into one line of `doing`, the exception and the place.
 
-    This project's errors and interrupts pass. Output of the code goes to standard error, because standard output is for
-    results.
+    This project's errors and interrupts pass unchanged. Output of the code goes to standard error, because standard
+    output is for results.
 
     Raises:
         OwnCodeError: in place of the exception.
@@ -73,7 +73,10 @@ def failure(error: BaseException, doing: str) -> OwnCodeError:
 
 
 def _advice(error: BaseException, inside: bool) -> str:
-    """Return advice for an exception whose message is known, else "". `inside`: the user's code is in the traceback."""
+    """Return advice for an exception whose message is known; "" for any other.
+
+    `inside` says whether the user's code is in the traceback.
+    """
     if _FLOAT_INDICES.search(str(error)):
         return "; declare token ids as such: InputSpec(..., tokens=V)"
     if not inside and isinstance(error, TypeError) and _LACKS_ARGUMENTS.search(str(error)):
@@ -82,7 +85,7 @@ def _advice(error: BaseException, inside: bool) -> str:
 
 
 def users_frames(trace: TracebackType | None) -> list[traceback.FrameSummary]:
-    """Return frames of the user's files; without any, those of packages other than torch and ONNX's."""
+    """Return frames of the user's files; if there are none, frames of packages other than torch and ONNX's."""
     frames = [frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith("<")]
     own = [frame for frame in frames if is_users(frame.filename)]
     return own or [frame for frame in frames if is_a_models(frame.filename)]
@@ -119,7 +122,7 @@ def in_the_step(frames: Sequence[traceback.FrameSummary]) -> list[traceback.Fram
 
 
 def innermost(frames: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
-    """Return the user's innermost frame, and, if that calls a package, the package's innermost frame."""
+    """Return the user's innermost frame, and, if that frame calls a package, the package's innermost frame."""
     model_frames = [frame for frame in frames if is_a_models(frame.filename)]
     own = [frame for frame in model_frames if is_users(frame.filename)]
     return [part[-1] for part in (own, model_frames) if part]

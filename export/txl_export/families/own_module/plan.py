@@ -26,7 +26,7 @@ from txl_export.families.own_module.spec_checks import check_spec, remarks
 from txl_export.families.own_module.stages import MOST_GRAPHS, MOST_TRANSITIONS, Transition, reached, too_many
 
 _SECONDS = 10.0
-"""Seconds spent at most on looking for a segment length that the module takes."""
+"""Maximum number of seconds that are spent on the search for a segment length that the module takes."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class Plan:
 
     @property
     def too_many(self) -> str:
-        """The error message if there are too many transitions for a graph each; "" if there are not."""
+        """The error message if there are too many transitions to make a graph for each; else ""."""
         return too_many(self.transitions, MOST_GRAPHS) if len(self.transitions) > MOST_GRAPHS else ""
 
 
@@ -150,8 +150,8 @@ def make_plan(spec: StepSpec, batch_size: int, segment_lengths: Sequence[int], l
     """Run the module in every way that a bundle will, and refuse what no bundle can hold.
 
     Args:
-        segment_lengths: segment lengths L of the export; () for the specification's, or else those of 64 and 1 that the
-            module takes.
+        segment_lengths: segment lengths L of the export; () for the specification's; if it has none, 64 and 1, unless
+            the module refuses one of them.
 
     Raises:
         UsageError: the specification and the module do not agree, or the module does what a step must not do, e.g.
@@ -225,7 +225,7 @@ def _may_be_open(spec: StepSpec) -> bool:
 
 
 def _usual_lengths(eager: Eager, batch_size: int) -> tuple[tuple[int, ...], tuple[Transition, ...], list[str]]:
-    """Return the usual segment lengths that the module takes, their transitions, and notes on those that it refuses."""
+    """Return the usual segment lengths that the module takes, their transitions, and notes on refused lengths."""
     lengths: tuple[int, ...] = ()
     transitions: tuple[Transition, ...] = ()
     errors: dict[int, UsageError] = {}

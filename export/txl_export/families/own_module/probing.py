@@ -7,11 +7,12 @@ one of usual inputs, and two that begin with the initial states again, as after 
     2   the module restored before the first segment, then the same segments
     3   the module restored before every segment, so that only declared states pass from one to the next
 
-If 1 and 2 differ, the module draws random numbers, or keeps something outside itself, where nothing is restored. If 1
-and 3 differ, it keeps undeclared state. If all are equal, the module may still keep state that did not matter in eight
-segments, e.g. a sample that is held until the next one is lost. So two more checks follow. No call may hand torch a
-tensor that an earlier call left in the module. And a Python number that calls change is set to 0 … 128 and to round
-numbers, which must not change results. Anything else that calls leave in the module counts as never read.
+If runs 1 and 2 differ, the module draws random numbers, or keeps something outside itself, where nothing is restored.
+If runs 1 and 3 differ, it keeps undeclared state. If all three are equal, the module may still keep state that did not
+matter in eight segments, e.g. a sample that is held until the next sample is lost. So two more checks follow. No call
+may hand torch a tensor that an earlier call left in the module. And a Python number that calls change is set to 0 … 128
+and to round numbers, which must not change results. Anything else that calls leave in the module is assumed to be never
+read.
 """
 
 from __future__ import annotations
@@ -50,23 +51,23 @@ from txl_export.families.own_module.sizes import TORCH, usual_lengths
 from txl_export.families.own_module.spec import VALID, Named, StepSpec
 
 _SEGMENTS, _USUAL, _FAR, _RESET = 8, 4, 4, 6
-"""Number of segments of a chain, of usual ones at its beginning, of the one with large inputs (numbers from 0), and of
-the one that starts with the initial states again."""
+"""Number of segments in a chain, and of usual segments at its beginning; numbers, from 0, of the segment with large
+inputs and of the segment that starts from the initial states again."""
 _LATER = 16
-"""Number of segments until a state that seemed idle is tried again: compressed rows come after 12 segments."""
+"""Number of segments after which a state that seemed idle is tried again: compressed rows come after 12 segments."""
 _TIMES, _BATCH = 1e4, '"B"'
 _NUMBERS = sorted({*range(129), *(10**n + by for n in range(10) for by in (-1, 0)), *(2**n - 1 for n in range(8, 31))})
 """Values that are put in place of a counter, so that `if n % 100 == 0` or `if n > 1000` changes the results."""
 _OUTSIDE = "something outside it has changed"
 Results = list[dict[str, Tensor]]
-"""For each segment its tensors, by names such as "output y" or "state h"."""
+"""The tensors of each segment, by names such as "output y" or "state h"."""
 
 
 class UndeclaredError(UsageError):
     """Calls keep something that no state declares; the message continues with lines of Python to declare it.
 
     Attributes:
-        details: {"declare": those lines}: `StateSpec`s to paste, and assignments to write before them.
+        details: {"declare": lines}: `StateSpec`s to paste, and assignments to write before them.
     """
 
     def __init__(self, message: str, lines: Sequence[str]) -> None:
@@ -80,8 +81,8 @@ class UndeclaredError(UsageError):
 def run_first_call(spec: StepSpec, batch_size: int, segment_lengths: Sequence[int]) -> None:
     """Let a module change its weights at its first call, if it does so for any input.
 
-    E.g. RWKV of transformers divides weights at its first call in evaluation mode and sets a flag. Training modes are
-    restored afterwards.
+    For example, RWKV of transformers divides weights at its first call in evaluation mode and sets a flag. Training
+    modes are restored afterwards.
 
     Args:
         spec: the step.
@@ -94,7 +95,7 @@ def run_first_call(spec: StepSpec, batch_size: int, segment_lengths: Sequence[in
     for length in tuple(segment_lengths) or usual_lengths(spec):
         with contextlib.suppress(UsageError):
             arguments, results = (tries.inputs(length), tries.fresh(), tries.valid(length)), Results()
-            # the third call starts where the second ended, so a counter shows: it has gone on
+            # the third call starts where the second ended, so that a counter in the module shows
             for inputs in (arguments, (tries.inputs(length), *arguments[1:]), arguments):
                 if inputs is not arguments or not calls:
                     original.put_back()
@@ -234,7 +235,7 @@ class _Chain:
     def decides(self, expected: Results, path: str, value: Any) -> bool:
         """Return whether the chain reads a number that calls leave at `path`.
 
-        A float counts as read. A whole number or a flag counts as read if other values change the first segment.
+        A float is assumed to be read. A whole number or a flag is read if other values change the first segment.
         """
         module = self.tries.eager.spec.module
         if isinstance(value, Tensor) or value is GONE:
@@ -249,8 +250,8 @@ class _Touching(TorchFunctionMode):
     """Records which tensors are passed to torch's functions, including calls that only ask for a size or property.
 
     Args:
-        watched: tensors by name; a view counts as its tensor.
-        found: the names of recorded tensors are added to this set.
+        watched: tensors by name; a view of a tensor is treated as the tensor.
+        paths: the set to which the names of recorded tensors are added.
     """
 
     def __init__(self, watched: Mapping[str, Tensor], paths: set[str]) -> None:
@@ -260,7 +261,10 @@ class _Touching(TorchFunctionMode):
         self._memory = {name: _storage(one) for name, one in watched.items() if one.numel()}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call a function; copy_, fill_ and zero_ only write to their first argument, so it does not count as read."""
+        """Call a function and record the tensors that it reads.
+
+        copy_, fill_ and zero_ only write to their first argument, so it is not recorded.
+        """
         with torch._C.DisableTorchFunction():
             read = args[1:] if getattr(func, "__name__", "") in ("copy_", "fill_", "zero_") else args
             tensors = [leaf for leaf in tree_leaves((read, kwargs)) if isinstance(leaf, Tensor) and leaf.numel()]
@@ -389,7 +393,7 @@ def _declarations(chain: _Chain, one: Results, paths: Sequence[str]) -> list[str
 
 
 def _no_state(module: nn.Module, path: str) -> str:
-    """Return why the value at a path can be no state and what to do, e.g. for a parameter; "" if it can be one."""
+    """Return the reason why the value at a path, e.g. a parameter, can be no state, and advice; else ""."""
     owner, value = None, None
     with contextlib.suppress(LookupError):
         value, owner = value_at(module, path), value_at(module, path.rpartition(".")[0]) if "." in path else module
@@ -417,7 +421,7 @@ def _axis(one: Any, other: Any) -> int | None:
 def tidied(spec: StepSpec, paths: Sequence[str], values: Mapping[str, Any]) -> StepSpec:
     """Return the same step with some attributes of its module set to `values` before and after each call.
 
-    `values` are those of `ModuleCopy.values`; the attributes are written by calls and never read.
+    `values` come from `ModuleCopy.values`. Calls write these attributes and never read them.
     """
 
     def step(module: Any, inputs: Named, states: Named) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
@@ -448,7 +452,8 @@ def constant_states(tries: Tries, lengths: Sequence[int], segments: int) -> list
 def idle_states(tries: Tries, length: int, segments: int) -> list[str]:
     """Return declared states whose value changes no output of four segments, `segments` after the start.
 
-    Rows that have left a first memory are read late, so states that seem idle are tried again after `_LATER` more.
+    Rows that have left a first memory are read late, so states that seem idle are tried again after `_LATER` more
+    segments.
     """
     idle = _idle_after(tries, length, segments)
     return [name for name in _idle_after(tries, length, segments + _LATER) if name in idle] if idle else []

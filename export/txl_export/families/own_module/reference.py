@@ -1,4 +1,4 @@
-"""The user's module as the reference of its bundle: in float64 if it runs there, one sequence at a time."""
+"""Runs the user's module as the reference of its bundle: in float64 if the module can, one sequence at a time."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from txl_export.proof.references import Reference, States
 from txl_export.proof.threads import SMALL
 
 BATCH_AGREEMENT = 1e-4
-"""Largest difference, relative and absolute, that rounding explains between a sequence alone and among its copies."""
+"""Largest difference, relative and absolute, that rounding explains between a sequence run by itself and among
+copies."""
 WIDER = (64, 8)
-"""Upper limits of integer inputs, largest first. If the module takes integers below neither, it gets 0 and 1."""
+"""Upper limits of integer inputs, largest first. A module that takes integers below neither limit gets 0 and 1."""
 
 
 class ModuleReference(Reference):
-    """The module as a `Reference`. Log-probabilities are computed from logits, as the bundle does.
+    """Runs the module as a `Reference`. Log-probabilities are computed from logits, as the bundle does.
 
-    If the module does not take a batch of one, or computes something else there, it gets B copies of the one sequence.
+    If the module does not take a batch of one, or computes something else there, it gets B copies of the sequence.
 
     Attributes:
-        in_double: whether it computes in float64.
+        in_double: whether the module computes in float64.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -151,7 +152,7 @@ def _agree(one: Tensor, other: Tensor) -> bool:
 
 
 def _returned(tensor: Tensor, axis: int | None, one: bool) -> Array:
-    """Return a tensor as an array; `one`: only the first sequence, because all are copies."""
+    """Return a tensor as an array; with `one` only its first sequence, because all sequences are copies."""
     if type(tensor) not in (Tensor, torch.nn.Parameter):
         raise UsageError(
             f"after it was captured the module returns a {type(tensor).__name__}, because it keeps what it computes in "

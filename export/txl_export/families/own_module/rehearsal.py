@@ -39,7 +39,8 @@ EXAMPLES = 4
 _INNER = re.compile(r" \['[^']*(?:'\]?)?")
 """Matches the graph's own name of a value in a refusal, as in "… at GatherND ['val_653']"."""
 FURTHER = 3
-"""Additional steps before a comparison, if shapes allow them, so that states differ from initial ones."""
+"""Number of additional steps before a comparison, if shapes allow them, so that states differ from their initial
+values."""
 
 
 class Example(NamedTuple):
@@ -53,7 +54,7 @@ class RehearsalError(Exception):
     """A graph does not load, does not run, or computes something else; the message says which.
 
     Attributes:
-        elsewhere: whether it fails only for values other than those it was captured with.
+        elsewhere: whether the graph fails, but not for the values with which it was captured.
         fed_size: whether a size in the graph depends on values of inputs.
         inner: a text with the graph's own name of a value, such as val_653, which the message leaves out.
     """
@@ -94,7 +95,7 @@ def rehearse(model: ir.Model, network: StepNetwork, examples: Sequence[Example])
         ir.save(model, path, external_data=WEIGHTS, size_threshold_bytes=SMALL)
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
-        options.add_session_config_entry("session.x64quantprecision", "1")  # the runtime sets it, too
+        options.add_session_config_entry("session.x64quantprecision", "1")  # the runtime sets this, too
         try:
             onnx.shape_inference.infer_shapes(
                 onnx.load(path, load_external_data=False), check_type=True, strict_mode=True
@@ -166,7 +167,7 @@ def _apart(name: str, values: NDArray[np.generic], wanted: NDArray[np.generic]) 
 
 
 def _counts(plan: Plan, length: int, number: int, draws: np.random.Generator) -> Tensor:
-    """Return `valid` int32 [B]: all positions; in every second example fewer, or idle sequences."""
+    """Return `valid` int32 [B]: all positions are valid; in every second example fewer are, or sequences are idle."""
     counts = np.full(plan.batch_size, length, np.int32)
     if number % 2:
         least = 0 if plan.streams == "independent" else 1
@@ -179,7 +180,7 @@ def _counts(plan: Plan, length: int, number: int, draws: np.random.Generator) ->
 
 
 def _states_at(plan: Plan, stage: Stage, eager: Eager, draws: np.random.Generator) -> States:
-    """Return states of a stage that real steps have reached, by the way that `_way` finds."""
+    """Return states of a stage that real steps have reached, by the transitions that `_way` returns."""
     states = fresh_states(plan.spec, plan.batch_size)
     for transition in _way(plan, stage):
         inputs = random_inputs(plan.spec, plan.batch_size, transition.length, draws, plan.spec.samples)
@@ -192,7 +193,8 @@ def _states_at(plan: Plan, stage: Stage, eager: Eager, draws: np.random.Generato
 def _way(plan: Plan, stage: Stage) -> list[Transition]:
     """Return the fewest transitions from the start to a stage, then up to `FURTHER` that stay at this stage."""
     came: dict[int, Transition] = {}
-    for one in plan.transitions:  # in the order of search: the first that leads to a stage is on the shortest way
+    # transitions are in the order of the search, so the first that leads to a stage is on the shortest way
+    for one in plan.transitions:
         came.setdefault(one.after.number, one)
     way: list[Transition] = []
     number = stage.number

@@ -1,4 +1,4 @@
-"""Finds the state that a step reaches in silence, so that a stream begins with it and not with zeros.
+"""Finds the state that a step reaches in silence, so that a stream begins with that state and not with zeros.
 
 The network of an amplifier has biases: from a state of zeros it first makes a click, until its state has settled.
 """
@@ -14,16 +14,17 @@ from txl_export.families.own_module.sizes import fresh_states
 from txl_export.families.own_module.spec import StepSpec
 
 BLOCK, MOST = 4096, 1 << 19
-"""Positions of silence between two looks at the states, and in all; at 48 kHz the latter are 11 s."""
+"""Number of positions of silence between two looks at the states, and maximum of all positions: 11 s at 48 kHz."""
 STILL = 1e-7
-"""The largest change of a state, relative to its largest value above 1, that counts as none."""
+"""Largest change of a state that is taken for no change, relative to its largest value, or to 1 if that is larger."""
 
 
 def at_rest(spec: StepSpec) -> StepSpec:
     """Return a step whose states start as they are after a long silence: zeros in every input.
 
-    Silence ends when no state changes any more, or after `MOST` positions. `facts["rest"]` says after how many, and the
-    last relative change. The step is one with "L", fixed states and float inputs, e.g. `input` ("B", "L").
+    Silence ends when no state changes any more, or after `MOST` positions. `facts["rest"]` has the number of positions
+    and the last relative change. The step must have "L", states of fixed size and float inputs, e.g. `input` ("B",
+    "L").
 
     Raises:
         OwnCodeError: the module fails on silence.

@@ -1,4 +1,4 @@
-"""Concrete values for a specification: shapes with sizes, initial states, and inputs to try a module on."""
+"""Makes values for a specification: shapes with sizes, initial states, and inputs to try a module on."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def measured(spec: StepSpec, inputs: Mapping[str, Tensor]) -> tuple[int, int]:
 
 
 def state_specs(spec: StepSpec) -> dict[str, StateSpec]:
-    """The states by name."""
+    """Return the states by name."""
     return {entry.name: entry for entry in spec.states}
 
 
 def initial_value(spec: StepSpec, entry: StateSpec) -> float | Tensor | None:
     """Return the initial value of one sequence's part of a state, in a bundle's type; None if the state is absent.
 
-    E.g. 0.0, or a tensor [1, 64] for the shape (2, "B", 64): it broadcasts over the shape without "B".
+    For example, 0.0, or a tensor [1, 64] for the shape (2, "B", 64): the value broadcasts over the shape without "B".
 
     Raises:
         UsageError: the value is no number, tensor or name of a tensor in the module, or a tensor of a wrong shape.
@@ -137,8 +137,7 @@ def random_inputs(
     generator: np.random.Generator,
     samples: Mapping[str, Any] | None = None,
 ) -> dict[str, Tensor]:
-    """Return inputs of one segment with the bundle's dtypes: pieces from random places of the samples, else random
-    values.
+    """Return inputs of one segment with the bundle's dtypes: random pieces of the samples, else random values.
 
     For example, {"x": [2, 64, 8]} for two sequences of 64.
 

@@ -1,6 +1,6 @@
 """Writes FILE.py with a `build` function for a model of which only the tensors' names and shapes are known.
 
-The layers are those that the tensors show, so the weights load. Tensors do not show how layers follow one another:
+The tensors show the layers, so the weights load. Tensors do not show how layers follow one another:
 `forward` calls them in the file's order as long as sizes fit, and its comments say so.
 """
 
@@ -154,7 +154,7 @@ class _Layers:
 
 
 def _called(part: Part, name: str) -> tuple[Layer, ...]:
-    """Return the layer that a part is, or those of a Sequential without recurrent ones; () for other parts."""
+    """Return the layer that a part is, or the layers of a Sequential without recurrent layers; () for other parts."""
     if layer := layer_of(part, name):
         return (layer,)
     layers = tuple(layer for key, child in _items(part) if (layer := layer_of(child, key)) and not layer.states)
@@ -169,7 +169,7 @@ def _length(part: Part) -> int | None:
 
 
 def _items(part: Part) -> list[tuple[str, Part]]:
-    """Return the parts of a part: in the file's order, those of a list by number."""
+    """Return the parts of a part: those of a list by number, all others in the file's order."""
     items = list(part.parts.items())
     return items if _length(part) is None else sorted(items, key=lambda item: int(item[0]))
 
@@ -240,8 +240,8 @@ class _Forward:
     def _state(self, call: _Call, shape: tuple[Size, ...], role: str) -> str:
         """Choose the name of a state and add its `StateSpec`.
 
-        If an unused buffer has the shape of the state for one sequence, the state gets its name, and its values as the
-        initial ones.
+        If an unused buffer has the shape of the state for one sequence, the state gets the buffer's name, and the
+        buffer's values as initial values.
         """
         name, initial, alone = role, "", tuple(1 if size == "B" else size for size in shape)
         fitting = {place.rpartition(".")[2]: place for place, one in self._free.items() if tuple(one.shape) == alone}
@@ -258,9 +258,7 @@ class _Forward:
 
 
 def _beginning(chains: list[list[Layer]]) -> Layer | None:
-    """Return the first layer to call: an embedding; otherwise a layer whose input no layer returns; otherwise the first
-    one.
-    """
+    """Return the layer to call first: an embedding, else a layer whose input no layer returns, else the first layer."""
     counts = Counter(chain[-1].gives for chain in chains)
     free = [chain[0] for chain in chains if counts[chain[0].takes] == (chain[0].takes == chain[-1].gives)]
     firsts = [chain[0] for chain in chains]

@@ -55,7 +55,7 @@ def read_source(source: Any, weights: str | Path | None) -> tuple[StepSpec, str]
     """Return the specification of a source, and the model's name for messages; FUNCTION gets the path `weights`.
 
     Raises:
-        TxlError: there is no such file, function, adapter or package, or it returns no specification.
+        TxlError: there is no such file, function, adapter or package, or the function returns no specification.
     """
     from txl_export.families.own_module.loading import load_spec
     from txl_export.families.own_module.spec_checks import check_module

@@ -1,4 +1,4 @@
-"""The specification of a model that a user writes: its module, and its inputs, states and outputs by name.
+"""Defines the specification that a user writes of a model: its module, and its inputs, states and outputs by name.
 
 Importing this module needs no torch. A field of a wrong type is refused when the specification is made, with a
 `UsageError` such as "InputSpec('x'): shape is 3, expected a tuple of …".
@@ -24,10 +24,10 @@ Shape: TypeAlias = tuple[Annotated[int, Meta(ge=1)] | Annotated[str, Meta(patter
 Named: TypeAlias = dict[str, Any]
 """Tensors by name; None for a state that is absent."""
 StepFunction: TypeAlias = Callable[[Any, Named, Named], tuple[Mapping[str, Any], Mapping[str, Any]]]
-"""A user's function step(module, inputs, states) → (outputs, states), all by name."""
+"""The user's function step(module, inputs, states) → (outputs, states), each a dictionary of tensors by name."""
 
 VALID = "valid"
-"""Name of the input int32 [B] that counts positions, for modules that take it."""
+"""Name of the input int32 [B] with each sequence's number of valid positions, for modules that take it."""
 LOGITS = ("logits", "logprobs")
 """Roles of an output that scores the next token."""
 _WORD = r"^[A-Za-z_][A-Za-z0-9_.]*\Z"
@@ -69,7 +69,7 @@ class InputSpec(_Typed):
         name: the name by which the runtime's callers give it.
         shape: e.g. ("B", "L", 84); without "L" the step takes one position at a time.
         dtype: the dtype that the module takes: float32, int32, int64 or bool. The bundle stores int64 as int32.
-        tokens: the number V of token ids 0 … V-1; the module takes int64 then, unless `dtype` says int32.
+        tokens: the number V of token ids 0 … V-1; with token ids the module takes int64, unless `dtype` says int32.
         lookahead: number of positions after the segment that the module reads, too: it gets L + lookahead positions,
             and the next segment begins L positions later.
     """
@@ -200,7 +200,8 @@ class StepSpec(_Typed):
         right = len(set(names)) == len(names) and not any(map(_TAKEN.match, names))
         expected = "each once, and none of valid (lengths=True gives it), fill, head and state.…"
         self._expect("the list of inputs and outputs", right, expected, names)
-        names = [one.name for one in self.states]  # engines need state names that sort alike as inputs and as outputs
+        # engines need states whose names, as inputs and as outputs, sort in one order
+        names = [one.name for one in self.states]
         right = len(set(names)) == len(names) and not any(a.startswith(f"{b}.") for a in names for b in names)
         self._expect("the list of states", right, "each once, and none that is another with a dot behind it", names)
         names = [one.name for one in self.output_specs if one.role in LOGITS]
@@ -210,7 +211,7 @@ class StepSpec(_Typed):
 
     @cached_property
     def output_specs(self) -> tuple[OutputSpec, ...]:
-        """The outputs as specifications; the shape of one that was given by name is found by running."""
+        """The outputs as specifications; the shape of an output that was given by name is found by running."""
         return tuple(OutputSpec(one) if isinstance(one, str) else one for one in self.outputs)
 
     @cached_property

@@ -21,12 +21,12 @@ _NEARLY = 0.8
 
 
 def check_spec(spec: StepSpec, batch_size: int, asked: Sequence[int]) -> tuple[int, ...]:
-    """Check a specification; return the segment lengths L to export, () if the usual ones are to be tried.
+    """Check a specification; return the segment lengths L to export, or () to try the usual lengths.
 
     Args:
         spec: the specification.
         batch_size: the batch size B.
-        asked: segment lengths of the export's options; () for those of the specification.
+        asked: segment lengths of the export's options; () for the lengths of the specification.
 
     Raises:
         UsageError: the specification cannot be right, whatever the module computes.
@@ -44,10 +44,10 @@ def check_spec(spec: StepSpec, batch_size: int, asked: Sequence[int]) -> tuple[i
 
 
 def check_module(spec: StepSpec) -> None:
-    """Refuse a module that is no torch.nn.Module, or lacks the attributes that states name, and wrong initial values.
+    """Refuse a module that is no torch.nn.Module, lacks attributes that states name, or has wrong initial values.
 
     Raises:
-        UsageError: one of these.
+        UsageError: the module, a tensor, an attribute or an initial value is refused.
     """
     module = spec.module
     if not isinstance(module, nn.Module):
@@ -91,7 +91,7 @@ def _check_attribute(module: nn.Module, entry: StateSpec, path: str) -> None:
 
 
 def _check_samples(spec: StepSpec, longest: int) -> None:
-    """Refuse samples that are not in their input's shape, shorter than a segment, or hold ids outside 0 … V-1."""
+    """Refuse samples that do not have their input's shape, are shorter than a segment, or hold ids outside 0 … V-1."""
     if spec.samples is None:
         return
     if set(spec.samples) != {entry.name for entry in spec.inputs}:
@@ -110,7 +110,7 @@ def _check_samples(spec: StepSpec, longest: int) -> None:
 
 
 def remarks(spec: StepSpec) -> list[str]:
-    """Return warnings about things that may be meant but are more often mistakes."""
+    """Return warnings about roles that look misspelt, and about a module in training mode; both may be meant."""
     notes = []
     for output in spec.output_specs:
         role = output.role or ""
@@ -125,7 +125,7 @@ def remarks(spec: StepSpec) -> list[str]:
 
 
 def _evaluates_otherwise(module: nn.Module) -> bool:
-    """Return whether a module may compute something else in training: dropout, batch norm, or code that asks."""
+    """Return whether a module may compute something else in training: dropout, batch norm, or code with `training`."""
     if isinstance(module, _DropoutNd | _BatchNorm):
         return getattr(module, "p", 1) > 0
     dropout = getattr(module, "dropout", 0.0)  # e.g. an LSTM's argument

@@ -16,7 +16,7 @@ StateShapes = dict[str, tuple[int, ...] | None]
 """Shapes of states by name; None for a state that is absent."""
 
 MOST_GRAPHS, MOST_TRANSITIONS = 64, 1 << 14
-"""Maximum number of graphs if each set of shapes has its own, and of transitions that are examined for one graph that
+"""Maximum number of graphs if each set of shapes has its own graph, and of transitions that are examined if one graph
 takes all shapes. Each transition costs a call of the module here and a segment in the verification."""
 
 
@@ -35,7 +35,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Transition:
-    """A segment of `length` positions that leads from one stage to another, or to the same."""
+    """A segment of `length` positions that leads from `stage` to `after`, which may be the same stage."""
 
     stage: Stage
     length: int
@@ -43,7 +43,7 @@ class Transition:
 
 
 def shapes_of(states: Mapping[str, Tensor | None]) -> StateShapes:
-    """Return the shapes of states by name. For example, {"h": [2, 32]}."""
+    """Return the shapes of states by name. For example, {"h": (2, 32)}."""
     return {name: None if tensor is None else tuple(tensor.shape) for name, tensor in states.items()}
 
 
@@ -53,13 +53,14 @@ def reached(
     """Return every transition that segments of these lengths can reach from the start, in the order of the search.
 
     Raises:
-        UsageError: there are more than `most`, or a state takes a shape that was not declared.
+        UsageError: there are more than `most` transitions, or a state takes a shape that was not declared.
         OwnCodeError: the module cannot take a length.
     """
     tries = Tries(eager, batch_size, 1)
     states = tries.fresh()
     known = {_key(states): Stage(0, shapes_of(states))}
-    waiting = deque([(known[_key(states)], states)])  # holds only states still to be examined: they may have many rows
+    # only states that are still to be examined are held, because they may have many rows
+    waiting = deque([(known[_key(states)], states)])
     transitions: list[Transition] = []
     while waiting:
         stage, held = waiting.popleft()

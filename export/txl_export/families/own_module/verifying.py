@@ -63,7 +63,7 @@ def check_same_module(spec: StepSpec, name: str, bundle: Bundle, listener: Liste
 
 
 def _first_other(spec: StepSpec, bundle: Bundle) -> str:
-    """Return the name of a tensor that differs from the weight file's; "" if the file has no such tensor."""
+    """Return the name of the first tensor that differs from the weight file's; "" if none differs."""
     stored = read_weight_file(bundle.file(bundle.manifest.weights))
     for path, tensor in own_tensors(spec.module).items():
         original = stored.get(path, tensor)
@@ -78,7 +78,7 @@ _Table = dict[str, tuple[Any, ...]]
 def _tables(spec: StepSpec, manifest: Manifest) -> list[tuple[str, _Table, _Table]]:
     """Return the tables of a specification and of a manifest, in one form to compare: inputs, outputs, states, lengths.
 
-    Outputs whose shapes the specification lacks are compared by name alone.
+    Outputs whose shapes the specification lacks are compared only by name.
     """
     shaped = {one.name for one in spec.output_specs if one.shape is not None}
     ours: list[_Table] = [
@@ -128,6 +128,6 @@ def replay_vectors(
 def step_vectors(plan: Plan, manifest: Manifest) -> dict[str, NDArray[Any]]:
     """Return the vectors of the self-test: results of the module in a short chain.
 
-    For example, {"counts": [3, 2]} for three steps.
+    For example, {"counts": an array [3, 2]} for three steps of two sequences.
     """
     return selftest_vectors(manifest, ModuleReference(plan), plan.spec.samples)

@@ -1,1 +1,1 @@
-"""Transformer-XL: its weights, its reference in plain PyTorch, and the networks that graphs are traced from."""
+"""Exports Transformer-XL: has its weights, its reference in plain PyTorch, and networks that graphs are traced from."""

@@ -42,7 +42,7 @@ FOLDED = (".attention.position.",)
 """Parts of the names of parameters that only serve to compute the graphs' tables of positions. They stay float32, and
 no graph reads them."""
 FLOAT64_PARAMETERS = 16_000_000
-"""Maximum number of parameters of a reference that runs in float64, so that its own rounding does not count as the
+"""Maximum number of parameters of a reference that runs in float64, so that the reference's rounding is no part of the
 bundle's error."""
 
 
@@ -61,7 +61,7 @@ class Builder:
         memory: the form of memory that the programs keep, "kv" or "hidden".
         precision: the bundle's precision.
         keep: beginnings of names of matrices that are not quantised, e.g. "layers.03".
-        features: whether rows end with what entered the last feed-forward layer.
+        features: whether the rows that programs return end with the input of the last feed-forward layer.
     """
 
     config: ModelConfig
@@ -102,7 +102,7 @@ class Builder:
         many = self.precision == "int8" and any(has_many_rows(program) for program in programs)
         if many:
             programs = apart(programs)
-        # one graph per file: that of the longest segment, which comes first
+        # each file gets the graph of its longest segment, which comes first
         graphs = {program.file: program for program in reversed(programs)}
         whole = [file for file in graphs if whole_of(file) == file]
         networks = {file: self._network(graphs[file], folded) for file in whole}

@@ -14,22 +14,23 @@ from txl_export.families.transformer_xl.paper_model import PaperModel
 from txl_export.proof.threads import few_threads
 
 SHARE = 0.8
-"""Share of a text from whose tokens matrices are fitted; the rest is kept to judge the bundle."""
+"""Share of a text's tokens to which matrices are fitted; all other tokens are kept to judge the bundle."""
 
 LANES, READ = 16, 32_000
-"""`READ` tokens of that share are read, in `LANES` sequences that begin at equal distances. A shorter share is not
-used."""
+"""`READ` tokens of the share `SHARE` are read, in `LANES` sequences that begin at equal distances. A share with fewer
+tokens is not used."""
 
 SEGMENT = 64
-"""Tokens of each lane per call of the reference, whatever the bundle's L: with L = 1, calls of one token took 10 to 13
-times as long."""
+"""Number of tokens of each sequence per call of the reference, for any L of the bundle: with L = 1, calls of one token
+took 10 to 13 times as long."""
 
 
 def split(text: Ids | None, fits: bool, listener: Listener) -> tuple[Ids | None, Ids | None]:
     """Split a text into tokens to fit matrices to (or None) and tokens to judge the bundle: int32 [T] each.
 
-    Nothing is split unless `fits` (int4). If the text is too short, a warning says that matrices are rounded instead.
-    For example, a long text [T] becomes two parts whose lengths add up to T; a text of 10 tokens is not split.
+    Nothing is split unless `fits` is true, as for int4. If the text is too short, a warning says that matrices are
+    rounded instead. For example, a long text [T] becomes two parts whose lengths add up to T; a text of 10 tokens is
+    not split.
     """
     if not fits:
         return None, text
@@ -67,8 +68,8 @@ def gather_inputs(reference: PaperModel, tokens: Ids, listener: Listener) -> dic
     sums: dict[str, Tensor] = {}
 
     def add(name: str, x: Tensor) -> None:
-        # Only the last rows of x, those of the segment, are added: rows of memory were added with their own segment.
-        # For absolute positions with pre-norm, queries and keys have different inputs and share one matrix, so both are
+        # Only the last rows of x, the segment's, are added: rows of memory were added with their own segment. For
+        # absolute positions with pre-norm, queries and keys have different inputs and share one matrix, so both are
         # added.
         folded = f"{name}.weight".replace(".query.", ".query_key_value.").replace(".key.", ".query_key_value.")
         if folded.endswith(QUANTISABLE):

@@ -1,4 +1,4 @@
-"""The Transformer-XL as a family: exports a checkpoint of any code base, and verifies a bundle against it.
+"""Exports a Transformer-XL's checkpoint of any code base, and verifies a bundle against it.
 
 Implements `families.registry.Family`.
 """
@@ -71,7 +71,7 @@ class PreparedModel:
     def vectors(self, manifest: Manifest) -> dict[str, NDArray[Any]]:
         """Return the vectors of the self-test (see `Prepared.vectors`).
 
-        For example, {"length": [3]} for three steps.
+        For example, {"length": an array [3]} for three steps.
         """
         return selftest_vectors(manifest, self.builder.reference())
 

@@ -1,4 +1,4 @@
-"""Folds the canonical parameters into those that graphs compute with, so that graphs repeat no constant arithmetic.
+"""Folds the canonical parameters into parameters of graphs, so that graphs repeat no constant arithmetic.
 
 1/sqrt(d_head) is multiplied into W_q, u and v. W_q, W_k and W_v become one matrix. W_r·R becomes one table per layer.
 `network` computes that table, because its rows depend on the distances that a program distinguishes.
@@ -23,12 +23,12 @@ QUANTISABLE = (".attention.query_key_value.weight", *TRANSPOSED)
 """Ends of the names of the matrices that int8 and int4 quantise, all in the layers. Embedding, softmax, norms, tables
 of relative positions, attention and memory stay float32."""
 
-# Added to queries, or to scores, so they are scaled by 1/sqrt(d_head) like the queries.
+# These biases are added to queries or to scores, so they are scaled by 1/sqrt(d_head) like the queries.
 SCALED = ("content_bias", "position_bias", "distance.biases")
 
 
 def fold(config: ModelConfig, weights: Mapping[str, Tensor]) -> Weights:
-    """Return the parameters in the graphs' form, except tables of relative positions.
+    """Return the parameters that graphs compute with, except tables of relative positions.
 
     Matrices are transposed to [in, out], because graphs compute x @ W. `query_key_value` [D, 3·H·d_head] holds W_q, W_k
     and W_v side by side; 1/sqrt(d_head) is multiplied into W_q.
@@ -52,7 +52,7 @@ def fold(config: ModelConfig, weights: Mapping[str, Tensor]) -> Weights:
 
 
 def to_precision(tensors: Mapping[str, Tensor], precision: str, keep: tuple[str, ...] = ()) -> Weights:
-    """Return parameters in the dtype of a precision's graphs, except those whose names contain an entry of `keep`.
+    """Return parameters in the dtype of a precision's graphs, except parameters whose names contain an entry of `keep`.
 
     Raises:
         UsageError: a value is too large for the dtype.
@@ -82,8 +82,8 @@ def to_precision(tensors: Mapping[str, Tensor], precision: str, keep: tuple[str,
 def tied_rows(config: ModelConfig, folded: Mapping[str, Tensor]) -> dict[str, tuple[str, int, int]]:
     """Return the softmax tables that are rows of the embedding's table, e.g. {"softmax.tables.1": (table, 100, 500)}.
 
-    A graph reads each as a parameter of its own, because an engine would store a copy of a slice. The weight file
-    stores each as a range of bytes inside the embedding's table.
+    A graph reads each such table as a parameter of its own, because an engine would store a copy of a slice. The weight
+    file stores the table as a range of bytes inside the embedding's table.
     """
     if config.div_val > 1 or len(config.clusters) == 1:
         return {}
@@ -92,7 +92,7 @@ def tied_rows(config: ModelConfig, folded: Mapping[str, Tensor]) -> dict[str, tu
 
 
 def unfold(config: ModelConfig, folded: Mapping[str, Tensor]) -> Weights:
-    """Return canonical parameters from folded ones: the inverse of `fold`, exact up to one rounding of the scale.
+    """Return canonical parameters from folded parameters: the inverse of `fold`, exact up to one rounding of the scale.
 
     For example, "…query_key_value.weight" [32, 96] becomes three matrices [32, 32].
     """

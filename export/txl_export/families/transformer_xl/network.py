@@ -1,4 +1,4 @@
-"""The common base of all graphs: parameters, embedding, layers and softmax.
+"""Defines the common base of all graphs: parameters, embedding, layers and softmax.
 
 The graphs differ in their memory: `step` (rolled) and `ring` compute the keys and values that queries meet, and the
 memory after the step.
@@ -70,7 +70,10 @@ class Network(Traceable):
         self.register_buffer(name.replace(".", "/"), tensor, persistent=False)
 
     def _fold_positions(self, rows: int, folded: Mapping[str, Tensor]) -> None:
-        """Register the tables of positions for distances 0 … rows-1: one per layer, or a single one for attn_type 2."""
+        """Register the tables of positions for distances 0 … rows-1.
+
+        Each layer has a table; with attn_type 2 all layers share one.
+        """
         c, sinusoids = self.config, sinusoid(rows, self.config.d_model)
         if c.attn_type == 2:
             self._keep(self._table_name(0), sinusoids)
@@ -80,7 +83,7 @@ class Network(Traceable):
                 weight, bias = folded[f"{name}.position.weight"].float(), folded.get(f"{name}.position.bias")
                 bias = None if bias is None else bias.float()
                 relative = F.linear(sinusoids, weight, bias).reshape(rows, c.n_head, c.d_head)
-                self._keep(self._table_name(i), relative.permute(1, 2, 0).contiguous())  # [H, d_head, rows]
+                self._keep(self._table_name(i), relative.permute(1, 2, 0).contiguous())  # table [H, d_head, rows]
             elif c.attn_type == 1:
                 relative, biases = folded[f"{name}.distance.keys"][:rows], folded[f"{name}.distance.biases"][:rows]
                 # Clone: with one head or one row, the permuted tensor would share the parameter's memory.
@@ -88,7 +91,7 @@ class Network(Traceable):
                 self._keep(self._table_name(i, "bias."), biases.T[:, None].clone(memory_format=torch.contiguous_format))
 
     def _table_name(self, i: int, part: str = "") -> str:
-        """Return the name of layer i's table of positions; a learned one (attn_type 3) serves all programs."""
+        """Return the name of layer i's table of positions; a learned table (attn_type 3) serves all programs."""
         if self.config.attn_type == 3:
             return f"{layer_name(i)}.positions"
         return f"{layer_name(i)}.attention.position.table.{part}{self.distances:05d}"
@@ -106,9 +109,9 @@ class Network(Traceable):
         return {name: self[name] for name in names if ".table." in name}
 
     def window_by_count(self, valid: Tensor, memory_length: int) -> Tensor | None:
-        """Return the number of keys each query may see if it depends on the segment's count: int32 [B] → int32 [B].
+        """Return the number of keys that each query may see if `valid` decides it: int32 [B] → int32 [B]; else None.
 
-        None if it depends on the dialect alone. For example, [5, 3] valid tokens.
+        For example, with `segment_window`, valid [5, 1] gives [5, 2**20]: a single token sees all keys.
         """
         dialect, window = self.dialect, torch.full((), EVERY, dtype=torch.int32)
         if not dialect.segment_window and dialect.single_steps is None:
@@ -144,7 +147,7 @@ class Network(Traceable):
         return self.around_entering(i, hidden, attended)[0]
 
     def around_entering(self, i: int, hidden: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
-        """Run layer i after its attention, and return what entered its feed-forward part too, [..., D] each.
+        """Run layer i after its attention; return its result and the input of its feed-forward part, [..., D] each.
 
         For example, [2, 5, 32] gives [2, 5, 32] twice.
         """
@@ -182,26 +185,28 @@ class Network(Traceable):
             query: [B, H, L, d_head], scaled. key, value: [B, H, K, d_head].
             index: int64 [B, H, L, K], the row of the table of distances per query and key; None if positions are
                 absolute.
-            visible: bool [B, 1, L, K]. The score of an invisible key is replaced (a sum would let NaN through).
-            flat: return two axes, because engines fuse a product with its bias only then.
+            visible: bool [B, 1, L, K]. The score of an invisible key is replaced; to add a large negative number would
+                let NaN through.
+            flat: return two axes, because engines fuse a product with its bias only if it has two axes.
 
         Returns:
             The attention's output before the residual is added: [B·L, D] if `flat`, else [B, L, D].
         """
         name = f"{layer_name(i)}.attention"
         if index is None:
-            scores = query @ key.transpose(2, 3)  # [B, H, L, K]
+            scores = query @ key.transpose(2, 3)  # scores [B, H, L, K]
         else:
             content = (query + self[f"{name}.content_bias"][:, None]) @ key.transpose(2, 3)
             scores = content + self._by_distance(i, query).gather(3, index)
         scores = torch.where(visible, scores, torch.full((), UNSEEN, dtype=scores.dtype))
-        mixed = scores.float().softmax(dim=-1).to(self.dtype) @ value  # [B, H, L, d_head]
+        # mixed [B, H, L, d_head] holds the weighted values
+        mixed = scores.float().softmax(dim=-1).to(self.dtype) @ value
         rows, width = mixed.transpose(1, 2), self.config.n_head * self.config.d_head
         return self.linear(f"{name}.output", rows.reshape(-1, width) if flat else rows.flatten(start_dim=2))
 
     def _by_distance(self, i: int, query: Tensor) -> Tensor:
-        """Return each query's score for each distance alone: [B, H, L, d_head] → [B, H, L, rows]."""
-        name, table = f"{layer_name(i)}.attention", self[self._table_name(i)]  # [H, d_head, rows]
+        """Return the part of each query's score that depends on the distance: [B, H, L, d_head] → [B, H, L, rows]."""
+        name, table = f"{layer_name(i)}.attention", self[self._table_name(i)]  # table [H, d_head, rows]
         if self.config.attn_type == 1:
             return query @ table + self[self._table_name(i, "bias.")]
         return (query + self[f"{name}.position_bias"][:, None]) @ table
@@ -211,7 +216,7 @@ class Network(Traceable):
         return self.linear(f"{name}.outer", activate(self.config, self.linear(f"{name}.inner", hidden)))
 
     def head_logprobs(self, flat: Tensor) -> Tensor:
-        """Return log-probabilities of cluster 0's words, then one for each further cluster as a whole.
+        """Return log-probabilities of cluster 0's words, then a log-probability for each further cluster.
 
         [n, D] → float32 [n, words of cluster 0 + clusters - 1].
         """
@@ -263,7 +268,7 @@ class Network(Traceable):
         return F.linear(rows.flatten(end_dim=-2), projection).reshape(*rows.shape[:-1], -1)
 
     def linear(self, name: str, x: Tensor) -> Tensor:
-        """Return x @ W + b, with weight and bias of that name; the bias may be absent.
+        """Return x @ W + b, with weight and bias called `name`; the bias may be absent.
 
         For example, x [2, 5, 32] and W [32, 96] give [2, 5, 96].
         """
@@ -271,6 +276,6 @@ class Network(Traceable):
         return product if bias is None else product + bias
 
     def norm(self, name: str, x: Tensor) -> Tensor:
-        """Apply the layer norm of that name, over the last axis [D]. For example, [2, 5, 32] → [2, 5, 32]."""
+        """Apply the layer norm called `name`, over the last axis [D]. For example, [2, 5, 32] → [2, 5, 32]."""
         weight, bias = self[f"{name}.weight"], self[f"{name}.bias"]
         return F.layer_norm(x, (self.config.d_model,), weight, bias, self.config.layer_norm_epsilon)

@@ -1,9 +1,10 @@
-"""The reference: Transformer-XL as the paper defines it, with hidden memories and without folded parameters.
+"""Computes Transformer-XL as the paper defines it: the reference, with hidden memories and unfolded parameters.
 
-Every graph, engine and precision is compared with it, so it is written to be read next to the paper (Dai et al. 2019,
-section 3 and appendix B), not to be fast. Memory entry i is the input of layer i, [B, rows, D], oldest row first. It
-starts empty and grows, or starts as M rows of zeros, as the dialect says. The paper compares three other attention
-types (learned relative, absolute sinusoidal, absolute learned); these follow its released code.
+Every graph, engine and precision is compared with the reference, so it is written to be read next to the paper (Dai et
+al. 2019, section 3 and appendix B), not to be fast. Memory entry i is the input of layer i, [B, rows, D], oldest row
+first. Memory starts empty and grows, or starts as M rows of zeros, as the dialect says. The paper compares three other
+attention types (learned relative, absolute sinusoidal, absolute learned); for these the reference follows the paper's
+released code.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from txl_export.families.transformer_xl.weights import layer_name, parameter_cou
 Memory = list[Tensor]
 
 ROWS = 16
-"""Rows of a softmax per call, few enough that intermediate results stay in the cores' caches."""
+"""Number of rows of a softmax per call, few enough that intermediate results stay in the cores' caches."""
 
 
 class PaperModel:
@@ -33,7 +34,8 @@ class PaperModel:
         dtype: dtype of all arithmetic, except that the table of positions is always built in float32.
 
     Attributes:
-        watch: if not None, called with NAME and the input [..., in] of every product with a matrix "NAME.weight".
+        watch: None, or a function that is called with NAME and the input [..., in] of every product with a matrix
+            "NAME.weight".
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class PaperModel:
         return PaperModel(self.config, self.dialect, self.memory_length, self._weights, dtype)
 
     def initial_memory(self, batch_size: int = 1) -> Memory:
-        """Return the memory of new streams: zeros [B, M, D] per layer, or [B, 0, D] if it starts empty."""
+        """Return the memory of new streams: zeros [B, M, D] per layer, or [B, 0, D] if memory starts empty."""
         rows = self.memory_length if self.dialect.memory_start == "zeros" else 0
         return [
             torch.zeros(batch_size, rows, self.config.d_model, dtype=self.dtype) for _ in range(self.config.n_layer)
@@ -104,11 +106,10 @@ class PaperModel:
             yield self._heads(f"{name}.key", source), self._heads(f"{name}.value", source)
 
     def _add_positions(self, i: int, hidden: Tensor, remembered: Tensor) -> tuple[Tensor, Tensor]:
-        """Add absolute positions, counted back from the segment's last row, to layer i's input (attn_type 2: layer 0
-        only).
+        """Add absolute positions, counted back from the segment's last row, to layer i's input and memory.
 
-        Memory rows already contain the positions of earlier segments, and these are not removed: the released code adds
-        in place.
+        With attn_type 2 only layer 0 gets positions. Memory rows already contain the positions of earlier segments,
+        which are not removed: the released code adds in place.
         """
         if not self.config.absolute_positions or (self.config.attn_type == 2 and i > 0):
             return hidden, remembered
@@ -117,7 +118,7 @@ class PaperModel:
         table = sinusoid(rows, self.config.d_model) if learned is None else learned
         last = last_distance(self.config, self.dialect)
         distances = torch.arange(rows).clamp(max=rows if last is None else last)
-        positions = table[distances].to(self.dtype).flip(0)  # [rows, D], oldest row first
+        positions = table[distances].to(self.dtype).flip(0)  # positions [rows, D], oldest row first
         return hidden + positions[first:], remembered + positions[:first]
 
     def _embed(self, tokens: Tensor) -> Tensor:
@@ -151,7 +152,8 @@ class PaperModel:
         query = self._heads(f"{name}.query", queries_from)
         key, value = self._heads(f"{name}.key", context), self._heads(f"{name}.value", context)
 
-        distance = torch.arange(rows - length, rows)[:, None] - torch.arange(rows)[None, :]  # [T, rows], query to key
+        # distances [T, rows] from query to key
+        distance = torch.arange(rows - length, rows)[:, None] - torch.arange(rows)[None, :]
         visible = distance >= 0
         window = self.dialect.window_of(length, self.memory_length)
         if window is not None:
@@ -186,11 +188,10 @@ class PaperModel:
 
     @torch.no_grad()
     def log_probabilities(self, hidden: Tensor) -> Iterator[Tensor]:
-        """Yield log-probabilities of the vocabulary for rows [n, D], 16 rows at a time: 24 rows give [16, V] and [8,
-        V].
+        """Yield log-probabilities of the vocabulary for rows [n, D], 16 rows at a time.
 
-        The next result overwrites a result: all share one memory, because a large vocabulary takes longer to allocate
-        than to compute.
+        For example, 24 rows give [16, V] and [8, V]. All results share one memory, so each result overwrites the result
+        before: a large vocabulary takes longer to allocate than to compute.
         """
         into = torch.empty(min(ROWS, len(hidden)), self.config.vocab_size, dtype=self.dtype)
         for some in torch.split(hidden, ROWS):

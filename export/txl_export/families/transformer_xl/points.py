@@ -1,7 +1,8 @@
-"""Points of the residual stream in a graph and in the reference, where `bisecting` compares them.
+"""Finds points of the residual stream in a graph and in the reference, where `bisecting` compares both.
 
 There are two points per layer, after its attention and after its feed-forward part: `layers.00.attention`,
-`layers.00.feed_forward`, … In a graph they are found by the layer norms next to them, whose weights keep their names.
+`layers.00.feed_forward`, … In a graph, points are found by the layer norms next to them, whose weights keep their
+names.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from txl_export.families.transformer_xl.weights import layer_name
 
 
 def segment_of(bundle: Bundle) -> Program:
-    """Return the program to bisect: one with the longest segments, and of these preferably a rolled one."""
+    """Return the program to bisect: a program with the longest segments, preferably a rolled program."""
     held = [program for program in bundle.manifest.programs if program.kind in ("logprobs", "hidden")]
     longest = max(program.segment_length for program in held)
     fitting = [program for program in held if program.segment_length == longest]
@@ -56,9 +57,7 @@ def mark(bundle: Bundle, program: Program) -> tuple[bytes, dict[str, str]]:
 
 
 def _norm_name(node: onnx.NodeProto) -> str:
-    """Return a layer norm's name by that of its scale, e.g. "layers.00.attention.norm" for
-    "layers/00/attention/norm.weight".
-    """
+    """Return a layer norm's name, e.g. "layers.00.attention.norm" for the scale "layers/00/attention/norm.weight"."""
     return str(node.input[1]).replace("/", ".").removesuffix(".weight")
 
 

@@ -1,4 +1,7 @@
-"""Positions: sinusoids (Vaswani et al. 2017; Dai et al. 2019, section 3.3), and the largest distance that has one."""
+"""Computes the sinusoids of positions, and the largest distance that has a position of its own.
+
+The sinusoids are those of Vaswani et al. 2017 and of Dai et al. 2019, section 3.3.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from txl_runtime.bundle.transformer_xl import Dialect, ModelConfig
 
 
 def last_distance(config: ModelConfig, dialect: Dialect) -> int | None:
-    """Return the largest distance with its own position, which larger distances share; None without limit."""
+    """Return the largest distance with its own position, which larger distances share; None if there is no limit."""
     clamp = dialect.clamp_length
     if config.attn_type == 1:
         return (config.position_rows if clamp is None else min(clamp, config.position_rows)) - 1
@@ -18,7 +21,7 @@ def last_distance(config: ModelConfig, dialect: Dialect) -> int | None:
 def sinusoid(length: int, width: int) -> Tensor:
     """Return rows for distances 0 … length-1: float32 [length, width], width/2 sines and then width/2 cosines.
 
-    They are computed in float32, as in every original code, whatever the model's precision. `width` is even.
+    The rows are computed in float32, as in every original code, whatever the model's precision. `width` is even.
 
     Example:
         >>> sinusoid(2, 4)

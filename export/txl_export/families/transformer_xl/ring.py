@@ -1,4 +1,4 @@
-"""The step with ring memory: keys and values stay in place; a step writes only the segment's rows.
+"""Defines the step with ring memory: keys and values stay in place, and a step writes only the segment's rows.
 
     inputs    tokens int32 [B, L] · valid int32 [B] · fill int32 [B] · head int32 [B] · memory per layer
     outputs   hidden float32 [B, L, D] (with features [B, L, 2 D]) · the same memory, L rows further
@@ -7,17 +7,17 @@
         longest L slots of spill (`ring_slots`); one buffer serves as input and output
 
 The rows of the segment go to slots head … head + L - 1 (linear TensorScatter, which ONNX Runtime does in place;
-TensorRT's KV_CACHE_UPDATE). With a = c - head, slot c then holds row k = M + a - R·[a >= L] of (memory ‖ segment): the
-segment's own rows, then those written a lap ago. A slot of the spill holds only rows of this segment. Query i sees slot
-c iff 0 <= d < W and k >= M - fill, with d = M + i - k. One GatherElements, whose index is computed once for all layers,
-does the relative shift and the ring's rotation; each stream has its own head.
+TensorRT's KV_CACHE_UPDATE). With a = c - head, slot c holds after the write row k = M + a - R·[a >= L] of (memory ‖
+segment): the segment's own rows, or rows that were written a lap ago. A slot of the spill holds only rows of this
+segment. Query i sees slot c iff 0 <= d < W and k >= M - fill, with d = M + i - k. One GatherElements, whose index is
+computed once for all layers, does the relative shift and the ring's rotation; each stream has its own head.
 
 After the step the memory's owner adds `valid` to `head`; if that reaches R, it moves rows R … head - 1 to the front and
 subtracts R. Because R >= M + L, padding overwrites only rows that are no longer memory.
 
-L is an open axis, and B if it is more than 1, so programs of all lengths share one file. `hidden` goes to the softmax
-programs of `softmax`. With features, what entered the last feed-forward layer stands behind it in the same row, for
-datastores.
+L is an open axis, and so is B if B is more than 1, so programs of all lengths share one file. `hidden` goes to the
+softmax programs of `softmax`. With features, each row of `hidden` ends with the input of the last feed-forward layer,
+for datastores.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ from txl_export.families.transformer_xl.step import StepShape, open_batch
 from txl_export.families.transformer_xl.weights import layer_name
 from txl_export.graphs.tracing import SEGMENT
 
-FAR = 2**20  # row number of unused slots: so far before memory that no query sees it; larger than any M
+FAR = 2**20  # Row number of unused slots: so far before memory that no query sees it; larger than any M
 
 
 @torch.library.custom_op("txl::tensor_scatter", mutates_args=())
 def tensor_scatter(past: Tensor, update: Tensor, write: Tensor) -> Tensor:
     """Return `past` [B, H, C, w] with `update` [B, H, L, w] from slot write[b] on: TensorScatter, linear, axis 2.
 
-    For example, past [2, 4, 16, 8], update [2, 4, 5, 8] and write [0, 9].
+    For example, past [2, 4, 16, 8], update [2, 4, 5, 8] and write = [0, 9] replace slots 0 … 4 of sequence 0 and slots
+    9 … 13 of sequence 1.
     """
     after = past.clone()
     for row, slot in enumerate(write.tolist()):
@@ -67,7 +68,7 @@ class RingStep(Network):
     Args:
         shape: batch size B, longest segment L, memory length M; its memory is "kv".
         folded: the parameters from `fold`.
-        features: whether rows end with what entered the last feed-forward layer.
+        features: whether rows end with the input of the last feed-forward layer.
     """
 
     translations: Mapping[Callable[..., Any], Callable[..., Any]] = {torch.ops.txl.tensor_scatter.default: _translate}
@@ -99,19 +100,19 @@ class RingStep(Network):
         return (tokens, *counts.unbind(), *memory)
 
     def forward(self, tokens: Tensor, valid: Tensor, fill: Tensor, head: Tensor, *memory: Tensor) -> tuple[Tensor, ...]:
-        """Run one step; see the module's table for names, shapes and dtypes.
+        """Run one step; the table at the top of this file has names, shapes and dtypes.
 
-        For example, tokens [2, 5], valid [5, 3], fill [16, 9] and head [0, 9].
+        For example, tokens [2, 5] with valid = [5, 3], fill = [16, 9] and head = [0, 9] give hidden [2, 5, 32].
         """
         c, (batch, length), m = self.config, tokens.shape, self.shape.memory_length
         # with B fixed, -1 saves the graph from computing L
         sizes = (batch, -1 if self.shape.batch_size == 1 else length)
-        ahead = self["slot"][None] - head[:, None]  # [B, C]
+        ahead = self["slot"][None] - head[:, None]  # slots counted from head, [B, C]
         nothing = torch.zeros((), dtype=torch.int32)
-        # [B, C], row numbers in (memory ‖ segment)
+        # row numbers in (memory ‖ segment), [B, C]
         row = m + ahead - torch.where(ahead >= length, self["lap"][None], nothing)
         query = m + torch.arange(length, dtype=torch.int32)
-        distance = query[None, :, None] - row[:, None, :]  # [B, L, C]
+        distance = query[None, :, None] - row[:, None, :]  # distances from query to row, [B, L, C]
         visible = (distance >= 0) & (row >= (m - fill)[:, None])[:, None]
         if self.dialect.window is not None:
             visible = visible & (distance < self.dialect.window)
@@ -121,8 +122,8 @@ class RingStep(Network):
         index = clipped.expand(-1, c.n_head, -1, -1).long()
         visible, write = visible[:, None], head.long()
 
-        # Two axes [B·L, D]: an engine fuses a product, its bias and the next operator only then.
-        hidden = self.embed(tokens).flatten(end_dim=1)  # [B·L, D]
+        # hidden has two axes: only then an engine fuses a product, its bias and the next operator
+        hidden = self.embed(tokens).flatten(end_dim=1)  # hidden [B·L, D]
         after: list[Tensor] = []
         for i in range(c.n_layer):
             name = f"{layer_name(i)}.attention"

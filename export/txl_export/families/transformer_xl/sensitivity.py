@@ -27,12 +27,12 @@ def layer_sensitivity(
 ) -> dict[str, float]:
     """Return the mean KL divergence, in nats, that quantising one layer's weights causes, e.g. {"layers.00": 0.002}.
 
-    For example, tokens int32 [10000] in segments of `length` 64.
+    Tokens are e.g. int32 [10000], in segments of `length` 64.
 
     Args:
         make: makes a reference from weights.
         weights: the canonical parameters.
-        parts: the graphs' parameters; those of quantised matrices as codes and scales.
+        parts: the graphs' parameters; quantised matrices are stored as codes (integers) and scales.
         tokens: int [T]; the first 4 segments of `length` tokens are run.
     """
     reference = make(weights)

@@ -1,8 +1,8 @@
 """Chooses the dialect, sizes and form of memory of a bundle from an export's options and its checkpoint.
 
 M, the clamp and same_length usually differ in evaluation from the training values in a file. So options come first,
-then `--config`, then the file. A warning names the values taken from a file; an error names the flag of a setting that
-is missing everywhere.
+`--config` second, the file last. A warning names the values taken from a file; an error names the flag of a setting
+that is missing everywhere.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ MOST_SEGMENT, MOST_MEMORY, MOST_BATCH = 8192, 65536, 1024
 """Largest L in tokens, M in rows and B in sequences that an export accepts."""
 DEFAULT_SEGMENT_LENGTHS = (64, 1)
 LOOKUP = 5
-"""Tokens of a segment with `--lookup`: the last drawn token and a draft of 4."""
+"""Number of tokens of a segment with `--lookup`: the last drawn token and a draft of 4."""
 LOOKED_UP, FEATURES = "of which a part of a segment can be kept", "whose programs return rows"
-"""The reasons for which `--lookup` and `--features` need a ring."""
+"""Properties of a ring memory that `--lookup` and `--features` need, as messages say them."""
 
 
 @dataclass(frozen=True)

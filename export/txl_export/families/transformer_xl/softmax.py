@@ -1,4 +1,4 @@
-"""Programs of the softmax without the layers; they take any number n of hidden rows.
+"""Defines programs of the softmax without the layers; each takes any number n of hidden rows.
 
     head        hidden float32 [n, D] → logprobs [n, words of cluster 0 + further clusters]
     tail.<c>    hidden float32 [n, D] → logprobs [n, words of cluster c], within the cluster c
@@ -43,6 +43,6 @@ class Softmax(Network):
         return (torch.zeros(2, (1 + self.features) * self.config.d_model),)
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, ...]:
-        """Run the program; see the module's table. For example, hidden [3, 32] gives log-probabilities [3, 256]."""
+        """Run the program, whose shapes are above, e.g. hidden [3, 32] gives log-probabilities [3, 256]."""
         rows = (hidden[:, : self.config.d_model] if self.features else hidden).to(self.dtype)
         return (self.tail_logprobs(self.cluster, rows) if self.cluster else self.head_logprobs(rows),)

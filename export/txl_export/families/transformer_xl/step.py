@@ -1,5 +1,7 @@
-"""The step with rolled memory: a segment of fixed length and memories go in, outputs and new memories come out. It
-computes what `paper_model` computes, with operators that suit engines (`network`).
+"""Defines the step with rolled memory: a segment and memories go in, outputs and new memories come out.
+
+The segment has a fixed length. The step computes what `paper_model` computes, with operators that suit engines
+(`network`).
 
     inputs    tokens int32 [B, L] · valid int32 [B] · fill int32 [B] · memory per layer
     outputs   logprobs float32 [B, L, V] · memory per layer
@@ -41,7 +43,7 @@ class StepShape(NamedTuple):
 
     @property
     def slots(self) -> int:
-        """The number of key slots a query meets, K = M + L."""
+        """The number of key slots that a query meets, K = M + L."""
         return self.memory_length + self.segment_length
 
 
@@ -51,8 +53,9 @@ def open_batch(shape: StepShape) -> dict[int, Any]:
 
 
 class Rows(NamedTuple):
-    """Masks and indices of the rows of (memory ‖ segment); they depend only on `fill` and `valid`, so all layers share
-    them.
+    """Masks and indices of the rows of (memory ‖ segment). All layers share them.
+
+    They depend only on `fill` and `valid`.
 
     Attributes:
         visible: bool [B, 1, L, K], the keys that each query may see.
@@ -75,7 +78,7 @@ class Step(Network):
             of distances that this program tells apart.
     """
 
-    # [B, L, D], the softmax's input; engines may cut here and use a different softmax
+    # `hidden` [B, L, D] is the softmax's input; engines may cut here and use a different softmax
     landmarks: tuple[str, ...] = ("hidden",)
 
     def __init__(
@@ -94,7 +97,7 @@ class Step(Network):
         super().__init__(config, dialect, folded, distances or count_distances(config, dialect, shape.slots))
         self.shape = shape
         query, slot = torch.arange(shape.segment_length)[:, None], torch.arange(shape.slots)[None, :]
-        distance = shape.memory_length + query - slot  # [L, K]
+        distance = shape.memory_length + query - slot  # distances [L, K]
         seen = distance >= 0
         few = dialect.single_steps is not None and shape.segment_length <= dialect.single_steps
         window = shape.memory_length + 1 if few else dialect.window
@@ -119,9 +122,9 @@ class Step(Network):
         return (tokens, counts[0], counts[1], *memory)
 
     def forward(self, tokens: Tensor, valid: Tensor, fill: Tensor, *memory: Tensor) -> tuple[Tensor, ...]:
-        """Run one step; see the module's table for names, shapes and dtypes.
+        """Run one step; the table at the top of this file has names, shapes and dtypes.
 
-        For example, tokens [2, 5], valid [5, 3] and fill [16, 9].
+        For example, tokens [2, 5] with valid = [5, 3] and fill = [16, 9] give logprobs [2, 5, 256].
         """
         rows = self._counted(valid, fill)
         hidden = self.embed(tokens)
@@ -131,7 +134,8 @@ class Step(Network):
             remembered: Sequence[Tensor] = memory[i * per_layer : (i + 1) * per_layer]
             if self.config.attn_type == 3 or (self.config.attn_type == 2 and i == 0):
                 hidden, remembered = self._add_positions(i, hidden, remembered, valid)
-            query, key, value, memory_rows = self._project_heads(i, hidden, remembered, rows)  # [B, H, L or K, d_head]
+            # query [B, H, L, d_head], key and value [B, H, K, d_head]
+            query, key, value, memory_rows = self._project_heads(i, hidden, remembered, rows)
             index = None
             if not self.config.absolute_positions:
                 index = self["distance"].expand(*query.shape[:2], *self["distance"].shape)
@@ -146,8 +150,8 @@ class Step(Network):
     def _counted(self, valid: Tensor, fill: Tensor) -> Rows:
         """Return masks and indices of rows for `valid` [B] rows of the segment and `fill` [B] of the memory."""
         m = self.shape.memory_length
-        filled = self["slot"][None, :] >= (m - fill)[:, None]  # [B, K]
-        visible = self["seen"][None, None] & filled[:, None, None, :]  # [B, 1, L, K]
+        filled = self["slot"][None, :] >= (m - fill)[:, None]  # slots that hold rows, [B, K]
+        visible = self["seen"][None, None] & filled[:, None, None, :]  # visible keys [B, 1, L, K]
         if self._by_count and (window := self.window_by_count(valid, m)) is not None:
             visible = visible & (self["behind"][None, None] < window[:, None, None, None])
         return Rows(visible, filled[:, :m], valid[:, None] + self["slot"][None, :m])
@@ -156,7 +160,7 @@ class Step(Network):
         self, i: int, hidden: Tensor, memory: Sequence[Tensor], valid: Tensor
     ) -> tuple[Tensor, Sequence[Tensor]]:
         """Add absolute positions to rows of layer i's input and memory, but not to an idle stream's memory."""
-        m, table = self.shape.memory_length, self[self._table_name(i)]  # [rows, D]
+        m, table = self.shape.memory_length, self[self._table_name(i)]  # table [rows, D]
         behind = (m + valid)[:, None] - 1 - self["slot"][None, :]  # [B, K]: the number of valid rows behind each row
         positions = F.embedding(behind.clamp(0, table.shape[0] - 1), table)
         hidden = hidden + positions[:, m:]
@@ -172,9 +176,9 @@ class Step(Network):
         joined = f"{name}.query_key_value"
         source, rows_after = hidden, []
         if self.shape.memory_length and self.shape.memory == "hidden":
-            # Zero rows that do not exist before the projection: a huge value in one would overflow there.
+            # Set rows that do not exist to zero before the projection: a huge value in such a row would overflow there.
             existing = torch.where(rows.filled[..., None], memory[0], torch.zeros((), dtype=hidden.dtype))
-            source = torch.cat([existing, hidden], dim=1)  # [B, K, D]
+            source = torch.cat([existing, hidden], dim=1)  # source [B, K, D]
             rows_after = [self._rows(torch.cat([memory[0], hidden], dim=1), rows.kept)]
         if c.pre_lnorm:
             source = self.norm(f"{name}.norm", source)
@@ -191,7 +195,7 @@ class Step(Network):
         return query, key, value, rows_after
 
     def _rows(self, rows: Tensor, keep: Tensor) -> Tensor:
-        """Select rows `keep` [B, M] of [B, (H,) K, width]: [B, (H,) M, width], by one gather in all."""
+        """Select rows `keep` [B, M] of [B, (H,) K, width]: [B, (H,) M, width], by a single gather."""
         *outer, slots, width = rows.shape
         groups = math.prod(outer)
         start = torch.arange(groups, dtype=torch.int32).reshape(outer)[..., None] * slots

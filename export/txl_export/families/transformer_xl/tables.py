@@ -1,4 +1,4 @@
-"""Tables of a Transformer-XL's bundle: inputs and outputs of its programs, and the memory between them.
+"""Makes the tables of a Transformer-XL's bundle: inputs and outputs of its programs, and the memory between them.
 
 The manifest contains these tables, and graphs are traced to fit them.
 """
@@ -54,16 +54,16 @@ def segment_program(
     update: str,
     features: bool = False,
 ) -> Program:
-    """Return a program of segments.
+    """Return a program that runs segments.
 
     Args:
         config: the model.
         states: the states of all update rules.
-        batch_size: B; an open axis if it is more than 1.
+        batch_size: B; an open axis if B is more than 1.
         length: tokens of a segment.
-        kind: "logprobs" or "hidden"; of engines also "last" or "score". Softmax inputs and outputs are float32 always.
+        kind: "logprobs" or "hidden"; for engines also "last" or "score". Softmax inputs and outputs are float32 always.
         update: "rolled" or "ring".
-        features: whether "hidden" rows end with what entered the last feed-forward layer.
+        features: whether "hidden" rows end with the input of the last feed-forward layer.
     """
     mine = [state for state in states if state.update == update]
     counts = ("valid", "fill", "head") if update == "ring" else ("valid", "fill")
@@ -98,7 +98,7 @@ def segment_program(
 def softmax_program(config: ModelConfig, cluster: int, features: bool = False) -> Program:
     """Return the program of a cluster's words; cluster 0 gives the head, with a column for each further cluster.
 
-    With `features` its rows have 2 D numbers.
+    With `features`, its input rows have 2 D numbers.
     """
     first, last = config.clusters[cluster]
     columns = last - first + (0 if cluster else len(config.clusters) - 1)
@@ -122,7 +122,7 @@ def expected_programs(
     updates: tuple[str, ...],
     features: bool = False,
 ) -> tuple[Program, ...]:
-    """Return a bundle's programs: ring ones up to hidden rows, the softmax, rolled ones with softmax."""
+    """Return a bundle's programs: ring programs that end with hidden rows, softmax programs, and rolled programs."""
     programs = []
     if "ring" in updates:
         programs += [

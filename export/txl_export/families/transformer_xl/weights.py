@@ -1,6 +1,6 @@
-"""The canonical parameters: names, shapes and checks.
+"""Defines the canonical parameters: names, shapes and checks.
 
-Every importer returns them. `i` is the layer, two digits at least; `c` the cluster of the adaptive softmax.
+Every importer returns these parameters. `i` is the layer, two digits at least; `c` the cluster of the adaptive softmax.
 
     embedding.tables.{c}                        [rows of c, width of c]; with div_val 1 one table [V, d_embed], c = 0
     embedding.projections.{c}                   [D, width of c]; absent if the embedding already has width D
@@ -50,7 +50,7 @@ def layer_name(layer: int) -> str:
 
 
 def canonical_shapes(config: ModelConfig) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
-    """Return names and shapes of a config's required parameters, and of those that may be absent (tied)."""
+    """Return names and shapes of a config's required parameters, and of parameters that may be absent (tied)."""
     c, heads = config, config.n_head * config.d_head
     must: dict[str, tuple[int, ...]] = {}
     may: dict[str, tuple[int, ...]] = {}
@@ -193,7 +193,7 @@ def model_id(config: ModelConfig, dialect: Dialect, memory_length: int, weights:
 
 
 def parameter_count(weights: Mapping[str, Tensor]) -> int:
-    """Return the number of values in the weights; tied parameters count once.
+    """Return the number of values in the weights; tied parameters are counted once.
 
     For example, 8192 for one table [256, 32] that is both embedding and softmax.
     """

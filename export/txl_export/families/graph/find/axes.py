@@ -2,7 +2,7 @@
 
 The axes of each input are followed through the nodes. If an LSTM reads x [8, 1, 6], axis 0 of x is positions and axis 1
 sequences; the same holds for axes 0 and 1 of an output y [8, 1, 2] that follows the LSTM. Axes that an operator aligns
-belong together, e.g. those of h [1, 16] and of x if h is added to a value computed from x.
+belong together: e.g. if h [1, 16] is added to a value computed from x, the axes of h and of x.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from txl_export.families.graph.take.worker import WHOLE
 
 KINDS = ("positions", "sequences")
 Dim = tuple[Any, tuple[int, ...]]
-"""An axis of a value: its size (number, symbol, or None if unknown), and numbers of the input axes it came from."""
+"""An axis of a value: its size (number, symbol, or None if unknown), and the numbers of the input axes that it came
+from."""
 Dims = list[Dim]
 
 
@@ -44,7 +45,7 @@ class Kinds:
 
 
 def read_axes(graph: ir.Graph, inputs: Sequence[ir.Value]) -> Kinds:
-    """Follow the axes of a graph's inputs through its nodes."""
+    """Return the facts about axes of inputs and outputs that a graph's nodes show."""
     return _Follow(graph, inputs).kinds()
 
 
@@ -89,7 +90,7 @@ class _Follow:
         return axis
 
     def _join(self, one: Dim, two: Dim) -> Dim:
-        """Join two axes of equal size and return the joint axis; if one has size 1, return the other."""
+        """Join axes of equal size and return the joint axis; if an axis has size 1, return the longer axis."""
         if one[0] == 1 or two[0] == 1:
             return two if one[0] == 1 and (two[0] != 1 or not one[1]) else one
         if isinstance(one[0], int) and isinstance(two[0], int) and one[0] != two[0]:
@@ -123,11 +124,11 @@ class _Follow:
                 with contextlib.suppress(Exception):  # a node whose parts do not fit together yields nothing
                     if inputs[0] is not None:
                         results = _RULES.get(node.op_type, _Follow._same)(self, node, inputs)
-                        if max(map(len, results)) <= MOST_AXES:  # a malicious Gather can double them
+                        if max(map(len, results)) <= MOST_AXES:  # a malicious Gather can double the axes
                             self._known.update(zip(node.outputs, results, strict=False))
 
     def _of(self, value: ir.Value | None) -> Dims | None:
-        """Return the axes of a value; None if nothing is known."""
+        """Return the axes of a value; None if nothing is known of them."""
         if value is None or value.const_value is None:
             return None if value is None else self._known.get(value)
         return [(size, ()) for size in value.const_value.shape.numpy()]
@@ -182,7 +183,7 @@ class _Follow:
         ]
 
     def _sum(self, node: ir.Node, inputs: Sequence[Any]) -> list[Dims]:
-        """Handle CumSum: it runs along positions (weak evidence)."""
+        """Handle CumSum, which is weak evidence that an axis is positions."""
         self._label("weak positions", inputs[0][(numbers(node.inputs[1]) or [])[0]])
         return [inputs[0]]
 
@@ -258,7 +259,7 @@ class _Follow:
 
 
 def _first_sizes(wanted: Sequence[Any], units: Dims) -> Dims:
-    """Match the first sizes of a Reshape with axes up to one that is unclear; remove these axes from `units`."""
+    """Match the first sizes of a Reshape with axes, up to an unclear size; take these axes out of `units`."""
     dims = Dims()
     for size in wanted:
         count = next((n for n in range(1, len(units) + 1) if _size(units[:n]) == size), 0)
@@ -270,7 +271,7 @@ def _first_sizes(wanted: Sequence[Any], units: Dims) -> Dims:
 
 
 def _size(units: Sequence[Dim]) -> Any:
-    """Return the product of the sizes of axes; a single symbol for one axis; None if unknown."""
+    """Return the product of the sizes of axes; for one axis its size, even a symbol; None if a size is unknown."""
     sizes = [size for size, _ in units]
     return sizes[0] if len(sizes) == 1 else prod(sizes) if all(isinstance(size, int) for size in sizes) else None
 
@@ -280,7 +281,7 @@ def _axes_of(units: Sequence[Dim]) -> tuple[int, ...]:
 
 
 def _axes(node: ir.Node) -> list[int]:
-    """Return the axes that a node names: attributes, or since opset 13 an input."""
+    """Return the axes that a node names: in attributes, or since opset 13 in an input."""
     one = node.attributes.get_int("axis", None)
     return [*node.attributes.get_ints("axes", ())] or numbers((*node.inputs, None)[1]) or ([] if one is None else [one])
 
@@ -293,7 +294,7 @@ _OTHERS = frozenset(
         "Flatten STFT",
     )
 )
-"""Operators whose axes are not followed."""
+"""Operators through which axes are not followed."""
 _BY_RULE: Mapping[str, Callable[[_Follow, ir.Node, Sequence[Any]], list[Dims]]] = {
     "LSTM GRU RNN": _Follow._recurrence,
     "LinearAttention CausalConvWithState": _Follow._carried,

@@ -19,9 +19,7 @@ STEPS = 256
 SECONDS = 4.0
 """Seconds of processor time for following changes of all states."""
 TOLD = 1e-6
-"""Results count as different if they are further apart than this, relative to the largest number; rounding stays below
-it.
-"""
+"""Largest difference at which results count as equal, relative to the largest number; rounding stays below it."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +28,10 @@ class Lasting:
 
     Attributes:
         state: the name of its input.
-        runs: the last run in which other results differ, counted from 1; 0 if none does: the state has no effect.
+        runs: the last run, counted from 1, in which results besides the state's own output differ; 0 if the state has
+            no effect.
         followed: the number of runs that were made.
-        itself: whether the state's own output still differs.
+        itself: whether the state's own output still differs in the last run.
     """
 
     state: str
@@ -53,7 +52,8 @@ class Axes:
     Attributes:
         batch: the axis of sequences; {} if it was not found.
         sequences: the number of sequences; None if any number runs.
-        independent: whether a sequence gives the same results without the others; None if there is only one.
+        independent: whether the other sequences leave a sequence's results the same; None if there is only one
+            sequence.
         reaching: inputs through which a sequence changes results of other sequences.
         segment: the axis of successive positions.
         positions: the same axis, if an output has as many positions as an input, so that segments can be chained.
@@ -70,7 +70,7 @@ class Axes:
 
 
 class Behaviour:
-    """Runs a graph with its states along chains; starts from inputs with which it runs."""
+    """Runs a graph with changed inputs, and in chains in which each run takes the states of the run before."""
 
     def __init__(self, inputs: Inputs, runner: Runner, states: Sequence[State]) -> None:
         self._inputs, self._runner, self._states = inputs, runner, states
@@ -107,7 +107,7 @@ class Behaviour:
         return result
 
     def lasting(self, told: Callable[[], None]) -> Iterable[Lasting]:
-        """Yield for each state how long a change of it lasts; nothing if a state grows. Calls `told` after each state.
+        """Yield for each state how long a change of it lasts, and call `told`; yield nothing if a state grows.
 
         Raises:
             EndedError: see `Runner.run`.
@@ -138,8 +138,7 @@ class Behaviour:
         return batch_axes if len({shapes[name][axis] for name, axis in batch_axes.items()}) == 1 else {}
 
     def _common(self, segment: Mapping[str, int]) -> int:
-        """Return the number of sequences if neither a node nor a name shows it: the common first size of data and
-        results.
+        """Return the number of sequences that no node or name shows: the common first size of data and results.
 
         States must have this size on some axis; otherwise the first axis is positions or frames, and the number is 1.
         """
@@ -155,7 +154,8 @@ class Behaviour:
             {name: axis for name, axis in axes.segment.items() if name not in inner},
             self._given | self._first,
         )
-        # a graph of token ids without further evidence: one position for each sequence, or a fixed number
+        # without other evidence, a graph of token ids takes one position for each sequence, or a fixed number of
+        # positions
         if not places:
             for name in sorted(self._inputs.structure.rows.keys() & self._given.keys()):
                 shape = self._given[name].shape
@@ -169,7 +169,7 @@ class Behaviour:
         return places if len(counts) == 1 and places.keys() & self._first.keys() else {}
 
     def _moving(self, symbols: Sequence[str], size: int) -> dict[str, int] | None:
-        """Return the axes whose sizes change if symbols get this size; None if the graph does not run with it."""
+        """Return the axes whose sizes change if `symbols` get a size; None if the graph does not run with that size."""
         try:
             inputs = self._inputs.draw(0, dict.fromkeys(symbols, size))
             arrays, before = {**inputs, **self._runner.run(inputs)}, {**self._given, **self._first}
@@ -180,7 +180,7 @@ class Behaviour:
         return {name: axes[0] for name, axes in unlike.items() if axes}
 
     def _changed(self, name: str, axis: int) -> Arrays:
-        """Return results for an input changed at index 0 of an axis; {} if the graph does not run with it."""
+        """Return results for an input changed at index 0 of an axis; {} if the graph does not run with this input."""
         feeds, at = {**self._given, name: self._given[name].copy()}, (slice(None),) * axis + (0,)
         feeds[name][at] = self._inputs.draw(1)[name][at]
         with contextlib.suppress(RunError):
@@ -188,7 +188,7 @@ class Behaviour:
         return {}
 
     def _reached(self, after: Arrays, output: str, axis: int) -> bool:
-        """Return whether a result changed at any index but 0 of an axis."""
+        """Return whether a result changed at an index other than 0 of an axis."""
         before, now, at = self._first[output], after[output], (slice(None),) * axis + (slice(1, None),)
         return axis >= before.ndim or before.shape != now.shape or _differ(before[at], now[at])
 
@@ -247,7 +247,7 @@ def _differ(before: Array, after: Array) -> bool:
 
 
 def open_sizes(inputs: Inputs, states: Sequence[State], axes: Axes) -> dict[str, int]:
-    """Return open sizes, with values that ran, that are no sequences, no positions and not determined by a weight."""
+    """Return open sizes, with values that ran, that are neither sequences nor positions nor fixed by a weight."""
     grown = {state.input: state.grows for state in states}
     return {
         name_of_size(port.name, axis, size): inputs.given[port.name].shape[axis]

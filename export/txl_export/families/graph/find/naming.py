@@ -33,7 +33,7 @@ _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
 
 def likeness(given: str, returned: str) -> int:
-    """Grade how clearly the names of an input and an output say that they are one state.
+    """Return a grade, 0 to 2, of how clearly the names of an input and an output say that they are one state.
 
     Returns:
         2: the names differ by a word of time or side ("past", "out"), and contain a word for states. 1: apart from such
@@ -66,7 +66,7 @@ def speaks_of(name: str, *words: str) -> bool:
 
 
 def _rest(words: list[str]) -> list[str]:
-    """Return the words that name neither a time nor a side."""
+    """Return the words that name neither a time, e.g. "past", nor a side, e.g. "out"."""
     return [word for word in words if word not in LATER | EARLIER | SIDES]
 
 

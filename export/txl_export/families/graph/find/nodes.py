@@ -1,17 +1,17 @@
-"""Helpers for nodes of an ONNX graph: names, nested graphs, small constants."""
+"""Reads names, nested graphs and small constants of nodes in an ONNX graph."""
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
 FEW = 64
-"""Maximum number of values of a constant that are read; for larger ones the shape is enough."""
+"""Maximum number of values in a constant that is read; for larger constants the shape is enough."""
 RECURRENT = {"LSTM": 2, "GRU": 1, "RNN": 1}
 """Recurrent operators, each with its number of states. Inputs from number 5 on hold the initial states."""
 
 
 def name_of(node: ir.Node) -> str:
-    """Return a node's name, or the name of its first result if it has none."""
+    """Return a node's name; for a node without a name, the name of its first result."""
     return node.name or next((str(value.name) for value in node.outputs), "")
 
 

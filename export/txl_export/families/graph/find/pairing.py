@@ -1,7 +1,7 @@
 """Pairs inputs and outputs of an ONNX graph as states: by recurrent operators, then by names; else the user decides.
 
-A shape alone proves nothing: a denoiser without state also returns an array of its input's shape. So the user is asked
-about pairs for which neither a node nor a name speaks.
+An equal shape proves nothing: a denoiser without state also returns an array of its input's shape. So the user is asked
+    about pairs that neither a node nor a name shows to be a state.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from txl_export.families.graph.take.running import RunError, Runner
 MOST_PAIRS = 2**13
 """Maximum number of pairs that are examined."""
 PROOFS = {"recurrent": "by a recurrent operator", "named": "by its name", "said": "by --state"}
-"""Reasons why a pair is a state, the strongest first, with their words in reports."""
+"""Reasons why a pair is a state, the strongest first, each with the words that reports use."""
 Pair = tuple[str, str]
 """Names of an input and of an output."""
 
 
 @dataclass(frozen=True)
 class State:
-    """A pair that is a state.
+    """An input and an output that are one state.
 
     Attributes:
-        input, output: their names.
+        input, output: the names of both.
         shape: the input's shape; open sizes are texts.
         dtype: the dtype of both.
         proof: a key of `PROOFS`.
-        grows: the axis on which the output is longer; None if their shapes are equal.
+        grows: the axis on which the output is longer; None if both shapes are equal.
     """
 
     input: str
@@ -74,7 +74,7 @@ def pair(inputs: Inputs, runner: Runner, said: Mapping[str, str] | None = None) 
 
     Args:
         inputs, runner: the graph, and inputs with which it ran.
-        said: the user's states, output by input; "" for an input that is no state.
+        said: the user's states: for each input, the output that is its next value, or "" if the input is no state.
 
     Raises:
         RunError: more pairs have fitting shapes than in any real model.
@@ -84,7 +84,7 @@ def pair(inputs: Inputs, runner: Runner, said: Mapping[str, str] | None = None) 
 
 
 class _Pairing:
-    """The possible pairs, and those that are chosen."""
+    """Decides which of the pairs of inputs and outputs are states."""
 
     def __init__(self, inputs: Inputs, runner: Runner, stated: Mapping[str, str]) -> None:
         self._inputs, self._runner, self._stated = inputs, runner, stated
@@ -100,7 +100,7 @@ class _Pairing:
         self._paired = {name: output for name, output in stated.items() if output}
 
     def decide(self) -> Paired:
-        """Return the result for `pair`."""
+        """Return the pairs that are states, and the inputs about which the user has to decide."""
         reasons, carried = dict.fromkeys(self._paired, "said"), self._inputs.structure.carried
         alike = {pair: likeness(*pair) for pair in self._free(self._grown)}
         recurrent = {pair: how for pair, how in alike.items() if pair[0] in carried.get(pair[1], ())}
@@ -129,7 +129,7 @@ class _Pairing:
     def _fits(self, port_name: str, returned: str) -> list[int] | None:
         """Compare shapes: [] if an output has the input's shape, [axis] if it is longer along one open axis.
 
-        None of any other shape, because the output then cannot be the input's next value.
+        None for any other shape, because such an output cannot be the input's next value.
         """
         array, result, port = self._given[port_name], self._first[returned], self._ports[port_name]
         unlike = [axis for axis, (a, b) in enumerate(zip(array.shape, result.shape, strict=True)) if a != b]
@@ -139,12 +139,12 @@ class _Pairing:
         return grows if len(unlike) < 2 and unlike == grows else None
 
     def _free(self, pairs: Iterable[Pair]) -> list[Pair]:
-        """Return the pairs whose input and output are both free."""
+        """Return the pairs whose input and output belong to no chosen state."""
         inputs, returned = {*self._paired, *self._stated}, {*self._paired.values()}
         return [pair for pair in pairs if pair[0] not in inputs and pair[1] not in returned]
 
     def _shown(self, named: Mapping[str, str]) -> dict[str, str]:
-        """Return the pairs of alike names that test runs do not contradict.
+        """Return those pairs of similar names that test runs do not contradict.
 
         Data must still go in and out besides these states. And a change of the state must change another output; or,
         for a state without effect, a change of data must change the state.
@@ -162,7 +162,7 @@ class _Pairing:
     def _changed(self, names: Iterable[str]) -> set[str]:
         """Return the outputs that change if some inputs change."""
         others = {name: other_than(self._given[name], self._other[name]) for name in names}
-        with contextlib.suppress(RunError):  # perhaps a setting for which no other value is allowed
+        with contextlib.suppress(RunError):  # perhaps an input is a setting that allows no other value
             results = self._runner.run({**self._given, **others})
             return {name for name, before in self._first.items() if not _equal(before, results.get(name))}
         return set()
@@ -184,7 +184,7 @@ class _Pairing:
 
 
 def options_of(undecided: Iterable[Undecided]) -> str:
-    """Return the options that decide about all these inputs, ready to be typed."""
+    """Return the --state options that decide about all these inputs, ready to be typed."""
     return shlex.join(word for one in undecided for word in ("--state", f"{one.input}={one.suggested}"))
 
 

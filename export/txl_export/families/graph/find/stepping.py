@@ -111,7 +111,7 @@ def segment_axes(foreign: Foreign, told: Mapping[str, int], runner: Runner) -> d
 def keep_outputs(foreign: Foreign, choices: Choices) -> bool:
     """Remove unwanted outputs from a graph, in place, and nodes that only they need; return whether any were removed.
 
-    Outputs that may be a state's next value stay: those of recurrent operators, and those whose names say so.
+    Outputs that may be a state's next value stay: results of recurrent operators, and outputs with names of states.
 
     Raises:
         UsageError: `choices.outputs` names no output of the graph.
@@ -195,7 +195,7 @@ class _Tables:
     hidden: frozenset[str]
 
     def step(self) -> FileStep:
-        """Return the result for `find_step`."""
+        """Return the tables of the step."""
         after = {state.input: state.output for state in self.states}
         foreign, values = self.inputs.foreign, self.inputs.given
         ports, outputs = ({port.name: port for port in side} for side in (foreign.inputs, foreign.outputs))
@@ -229,9 +229,7 @@ class _Tables:
         return numbers[0] if numbers else None if sizes else 1
 
     def _batch(self, name: str) -> int | None:
-        """Return the axis of sequences: the user's, otherwise the one that runs showed, otherwise the first of the
-        right size.
-        """
+        """Return the axis of sequences: the user's, else the one that runs showed, else the first of the right size."""
         declared, shown = self.choices.batch_axes, self.axes.batch.get(name)
         if name in declared:
             return declared[name]
@@ -291,10 +289,10 @@ class _Tables:
 
 
 def _first_value(port: Port, values: Array) -> Tensor:
-    """Convert the initial value of a state to a bundle's dtype; refuse values that change."""
+    """Convert the initial value of a state to a bundle's dtype; refuse values that the dtype would change."""
     own, value = in_bundle(kind_of(port.name, port.dtype)), np.asarray(values)
     if value.dtype.kind in "fiub":
-        # a value that does not fit becomes a different number, which the next line finds
+        # a value that does not fit becomes a different number, which the comparison below finds
         with np.errstate(all="ignore"):
             first = value.astype(own) if own == "float32" else value.astype(port.dtype).astype(own)
         if own == "float32" or np.array_equal(first, value):
@@ -307,7 +305,7 @@ def _first_value(port: Port, values: Array) -> Tensor:
 
 
 def _names(ports: Sequence[str]) -> list[str]:
-    """Return names that a bundle allows, all different."""
+    """Return names that a bundle allows, all different, e.g. "x_1" for "x.1"."""
     names: list[str] = []
     for name in ports:
         plain = re.sub(r"[^A-Za-z0-9_]", "_", name)

@@ -33,12 +33,12 @@ MOVES = frozenset(
 """Operators that only move the numbers of their first input to other places."""
 SIZES = frozenset(("Shape", "Size"))
 GENTLE = frozenset(("Add", "Sub", "Mul", "Div", "Sum"))
-"""Arithmetic operators; if only one operand depends on float data, the result counts as that operand's numbers."""
+"""Arithmetic operators; if only one operand depends on float data, the result is treated as that operand's numbers."""
 SCALES = frozenset(("Mul", "Where", "Clip", "Min", "Max", "Mod"))
-"""Operators that a state passes when a flag resets it, or an index when it is clipped to a range."""
+"""Operators through which a state passes when a flag resets it, or an index when it is clipped to a range."""
 RANDOM = re.compile(r"Random(Normal|Uniform)(Like)?|Multinomial|Bernoulli")
 JOINS, PRODUCTS = frozenset(("Concat", "Add", "Sum")), frozenset(("MatMul", "Gemm"))
-"""Operators that combine a state with an input, and operators that read a state by itself."""
+"""`JOINS` are operators that combine a state with an input; `PRODUCTS` read a state by itself."""
 MOST_ZEROS = 2**16
 """Maximum number of values of a constant that is compared with zero."""
 
@@ -49,7 +49,7 @@ class Ways(NamedTuple):
     Attributes:
         reach: inputs whose values (not only sizes) influence it.
         moved: inputs whose numbers it contains, at other places or changed by `SCALES`.
-        recurrent: inputs that are the initial state of a recurrent operator of which it is the last state.
+        recurrent: if the value is a recurrent operator's last state, the inputs that are the operator's initial state.
     """
 
     reach: int = 0
@@ -64,7 +64,7 @@ class Context:
     Attributes:
         node: the node's name.
         input: the input it reads.
-        before: the number of positions it needs before the new ones.
+        before: the number of positions that it needs before the new positions.
         step: the number of new positions per result (the stride).
     """
 
@@ -110,7 +110,7 @@ def read_structure(graph: ir.Graph, inputs: Sequence[Port]) -> Structure:
     """Read a graph's nodes once, from inputs to outputs.
 
     Raises:
-        CheckpointError: a constant or attribute in it is damaged.
+        CheckpointError: a constant or attribute in the graph is damaged.
     """
     try:
         return _Pass(graph, inputs).found
@@ -119,7 +119,7 @@ def read_structure(graph: ir.Graph, inputs: Sequence[Port]) -> Structure:
 
 
 class _Pass:
-    """The pass over a graph, and the facts that it has about each value."""
+    """Passes over a graph, and holds the facts that it found about each value."""
 
     def __init__(self, graph: ir.Graph, inputs: Sequence[Port]) -> None:
         ports, names = {str(value.name): value for value in graph.inputs}, tuple(port.name for port in inputs)
@@ -140,7 +140,7 @@ class _Pass:
             inputs, held = self._of(node.inputs), subgraphs(node)
             if node.op_type in ("Loop", "Scan") and held:
                 self._loop(node, inputs, held[0])
-            elif held:  # an If: its results are those of either branch
+            elif held:  # an If has the results of either branch
                 decides = Ways(_any(inputs, "reach"))
                 for output, *ends in zip(node.outputs, *map(self._graph, held), strict=False):
                     self._ways[output] = _passing([*ends, decides], ends)
@@ -151,7 +151,7 @@ class _Pass:
 
     def _loop(self, node: ir.Node, inputs: list[Ways], body: ir.Graph) -> None:
         """Pass over the body of a Loop or Scan: carried values enter it, and its results leave it."""
-        skipped = 2 if node.op_type == "Loop" else 0  # the count and the condition
+        skipped = 2 if node.op_type == "Loop" else 0  # a Loop begins with its count and its condition
         for entered, ways in zip(body.inputs, [Ways()] * skipped + inputs[skipped:], strict=False):
             self._ways[entered] = ways._replace(recurrent=0)
         ends, carried = self._graph(body), len(inputs) - (node.attributes.get_int("num_scan_inputs", 0) or 0)
@@ -183,7 +183,7 @@ class _Pass:
             for ways, other in zip(inputs, node.inputs[::-1], strict=True):
                 for name in (
                     structure.among(ways.moved) if ways.moved.bit_count() <= FEW else ()
-                ):  # a setting is one input
+                ):  # a setting is one input, so more than FEW show none
                     known = structure.compared.setdefault(name, [])
                     known += (numbers(other) or [])[: 8 if len(known) < FEW else 0]
         elif op == "Conv" and len(inputs) > 1:
@@ -204,7 +204,7 @@ class _Pass:
         return []
 
     def _context(self, node: ir.Node, source: Ways) -> None:
-        """Record a convolution along one axis of one input if it needs positions before the new ones."""
+        """Record a convolution along one axis of one input if it needs positions before the new positions."""
         sizes, value = _sizes(node.inputs[1]), node.inputs[0]
         if len(sizes) != 3 or source.moved != source.reach or source.reach.bit_count() != 1:
             return

@@ -1,4 +1,4 @@
-"""Finds sizes and inputs with which a graph runs: symbols get sizes by their role; numbers are tried."""
+"""Finds sizes and inputs with which a graph runs: symbols have roles, and several sizes are tried for each role."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from txl_export.families.graph.take.reading import MOST_NUMBERS, Foreign, Port
 from txl_export.families.graph.take.running import RunError, Runner
 
 LENGTHS = (4, 1, 2, 8, 16, 32, 64, 128, 160, 256, 320, 480, 512, 576, 640, 1024, 1536, 1600, 3200, 16000)
-"""Numbers of positions that are tried if a graph leaves them open; the later ones are usual frame sizes of audio."""
+"""Numbers of positions that are tried if a graph leaves them open; the larger numbers are usual frame sizes of
+audio."""
 ROWS = (6, 0, 1, 16)
 """Numbers of rows of a cache that are tried if a graph leaves them open."""
 CALLED = {
@@ -56,7 +57,8 @@ class Inputs:
             for axis, symbol in enumerate(port.shape)
             if isinstance(symbol, str) and (port.name, axis) in structure.kinds.sizes
         }
-        # States first: an open axis of a state is sequences or rows, while the first axis of data may be positions.
+        # States come first, because an open axis of a state is sequences or rows, while the first axis of data may be
+        # positions.
         for port in sorted(foreign.inputs, key=lambda port: port.name not in self.could_be_states):
             for axis, symbol in enumerate(port.shape):
                 if isinstance(symbol, str) and symbol not in self.roles and not _SUM.fullmatch(symbol):
@@ -82,7 +84,8 @@ class Inputs:
                 continue
             if all(array.size for array in self.first.values()):
                 return
-            empty = empty or (sizes, plain, self.given, self.first)  # perhaps too few samples for one frame
+            # results are empty, e.g. because there are too few samples for one frame
+            empty = empty or (sizes, plain, self.given, self.first)
         if empty is None:
             raise refused
         self.sizes, self._plain, self.given, self.first = empty
@@ -104,7 +107,7 @@ class Inputs:
         return {port.name: self._one(port, draws, all_sizes) for port in self.foreign.inputs}
 
     def shape(self, port: Port, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """Return the shape of an input."""
+        """Return the shape of an input with numbers for its symbols, e.g. (2, 8) for ("batch", 8) if batch is 2."""
         return tuple(size if isinstance(size, int) else _value(size, sizes) for size in port.shape)
 
     def varies(self, name: str) -> bool:
@@ -156,7 +159,7 @@ class Inputs:
             yield {symbol: self.fixed.get(symbol) or named[role] for symbol, role in self.roles.items()}, plain
 
     def _role(self, port: Port, axis: int, symbol: str) -> str:
-        """Return the role of a symbol: nodes decide; without them its name; without a telling name its place."""
+        """Return the role of a symbol: nodes decide; without nodes its name; without a telling name its place."""
         kinds = self.structure.kinds
         if self.told.get(port.name) == axis:
             return "segment"

@@ -1,8 +1,8 @@
 """Cuts caches that grow in every call to a window: `--window NAME=ROWS`.
 
-E.g. an input past [B, P, 32] comes back as present [B, P + L, 32]. With 6 rows, past becomes [B, 6, 32], and present
-its last 6 rows. A stream begins with 6 rows of zeros, which the file's attention reads as real rows, unlike an empty
-cache. So the reference is the file itself, fed with the cut cache.
+For example, an input past [B, P, 32] comes back as present [B, P + L, 32]. With 6 rows, past becomes [B, 6, 32], and
+present its last 6 rows. A stream begins with 6 rows of zeros, which the file's attention reads as real rows, unlike an
+empty cache. So the reference is the file itself, fed with the cut cache.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def window_caches(model: ir.Model, windows: Mapping[str, int], states: Mapping[s
     Args:
         model: the graph, with constants folded.
         windows: number of rows by the name of an input.
-        states: the user's states, output by input; if several outputs have grown, names decide.
+        states: the user's states: for each input, the output that is its next value. For an input that is not listed,
+            names decide if several outputs have grown.
         fold: computes constants of a graph.
 
     Raises:

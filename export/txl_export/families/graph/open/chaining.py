@@ -1,4 +1,4 @@
-"""Checks that segments of a graph, one after another, compute what it computes for all their positions at once."""
+"""Checks that segments of a graph, one after another, compute what the graph computes for all positions at once."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ from txl_export.families.own_module.spec import StateSpec, StepSpec
 
 _Found = Mapping[str, Array]
 LIMIT = 1e-5
-"""Largest difference of chained outputs from those of all positions at once, relative to the largest value."""
+"""Largest difference of outputs of a chain from outputs for all positions at once, relative to the largest value."""
 SMALL = 1e-3
-"""Like `LIMIT`, for results whose largest value is below 1; relative to that value."""
+"""Largest difference of results whose largest value is below 1, relative to that value."""
 SEGMENTS, LEAST = 6, 48
-"""Least number of segments of a chain, and least number of its positions: then a window of 8 positions is full."""
+"""Least number of segments of a chain, and of its positions; a window of 8 positions is full at the end of such a
+chain."""
 WHOLE = 3
 """Least number of segments that are compared with shorter segments over the same positions."""
 POSITIONS = 12
@@ -61,7 +62,7 @@ def check_opened(
 
     Raises:
         UsageError: nothing can show what a chain should return.
-        CheckError: a chain returns something else.
+        CheckError: a chain returns other results than the file.
     """
     own = {one.input: one.initial for one in opened.hidden}
     firsts = {side.spec.name: own[side.port] for side, _ in step.states if side.port in own}
@@ -88,9 +89,9 @@ def check_opened(
 
 
 def _check_alone(spec: StepSpec, step: FileStep, batch: int, whole: Call, opened: OpenedGraph) -> None:
-    """Check a file whose call is one position: run each recurrence alone over all positions that the chain gave it.
+    """Check a file whose call is one position: run each recurrence by itself over all positions that the chain gave it.
 
-    The rest of the graph is the same in chain and file; the first call of both is compared, too.
+    All other nodes are the same in chain and file; the first call of both is compared, too.
     """
     if others := [one.input for one in opened.hidden if one.op not in RECURRENT]:
         raise UsageError(
@@ -129,7 +130,7 @@ def _check_alone(spec: StepSpec, step: FileStep, batch: int, whole: Call, opened
 
 
 def _alone(inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]) -> ir.Model:
-    """Return a recurrence with given inputs, of which the last is a hidden state, and its results, as a model."""
+    """Return a recurrence as a model with these inputs, of which the last is a hidden state, and these results."""
     kind = inputs[-1].type
     for end in (*inputs, *outputs):
         end.type, end.shape = end.type or kind, None
@@ -151,7 +152,7 @@ def _check(opened: OpenedGraph, name: str, values: Array, wanted: Array, other: 
 
 
 def divisible(spec: StepSpec, batch: int, length: int, shorter: int) -> bool:
-    """Return whether shorter segments compute the same as longer ones over the same positions.
+    """Return whether shorter segments compute the same as longer segments over the same positions.
 
     Several segments are run, because the first may return the same and leave different states.
     """
@@ -164,7 +165,10 @@ def divisible(spec: StepSpec, batch: int, length: int, shorter: int) -> bool:
 
 
 def _start_of(spec: StepSpec, batch: int, length: int) -> tuple[Mapping[str, Tensor], Held]:
-    """Return inputs of `length` positions and initial states, always the same: from samples if they are long enough."""
+    """Return inputs of `length` positions and initial states, equal in every call.
+
+    The inputs come from samples if these are long enough.
+    """
     samples = spec.samples
     enough = samples is not None and all(
         np.shape(samples[entry.name])[axis] >= length for entry in spec.inputs for axis in entry.axes.positions

@@ -1,10 +1,10 @@
 """Makes hidden states of a graph explicit: a state that begins anew in every call becomes an input and an output.
 
 A recurrent operator without an initial state from outside forgets between calls. So do a convolution with zeros before
-the first position, a transposed convolution whose results overlap, and a sum over positions. Each gets its state as an
-input and returns the last one. Other operators forget, too, and are not looked for. So it has to be checked, by running
-both, that the opened graph computes segment by segment what the original computes over the whole sequence. A
-convolution with a stride is right only if segments are multiples of the stride.
+the first position, a transposed convolution whose results overlap, and a sum over positions. Each of these nodes gets
+its state as an input and returns its last state. Other operators forget, too, and are not looked for. So both graphs
+have to be run, to check that the opened graph computes segment by segment what the original computes over the whole
+sequence. A convolution with a stride is right only if segments are multiples of the stride.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from txl_export.families.graph.take.worker import WHOLE
 from txl_export.graphs.quantised_matmul import initializer
 
 _FIRST = 5
-"""Number of the input with a recurrent operator's first initial state."""
+"""Number of the input that holds the first initial state of a recurrent operator."""
 _SCALES = frozenset(("Add", "Sub", "Mul", "Div", "Cast", "Expand", "Reshape", "Squeeze", "Unsqueeze", "Transpose"))
-"""Operators that may stand between a sum over positions, the count of positions, and their division (an average)."""
+"""Operators that may stand between a sum over positions and its division by the count of positions (an average)."""
 _ANEW = "begins with the same numbers in every call"
 _Read = tuple[str, str, Callable[[], None]]
 """`Forgets.what`, `Forgets.fault`, and a function that makes the state explicit."""
@@ -46,7 +46,8 @@ class Hidden:
     """A state that was made explicit.
 
     Attributes:
-        node, op: name and type of the node it belongs to: LSTM, GRU, RNN, Conv, ConvTranspose, CumSum or Range.
+        node, op: name and type of the node that the state belongs to: LSTM, GRU, RNN, Conv, ConvTranspose, CumSum or
+            Range.
         input, output: names of the new input and output, e.g. lstm.h and new_lstm.h; the same graph always gets the
             same names.
         shape: the shape of both; a text is the symbol of an open size, e.g. the number of sequences.
@@ -67,7 +68,7 @@ class Forgets:
 
     Attributes:
         node, op: its name and operator.
-        what: the rest of a sentence "This node …", e.g. "begins with the same numbers in every call".
+        what: the end of a sentence that begins with "This node", e.g. "begins with the same numbers in every call".
         fault: the reason why its state cannot be made explicit; "" if it can.
     """
 
@@ -78,7 +79,10 @@ class Forgets:
 
 
 def forgets(model: ir.Model, segment: Mapping[str, int], fold: Fold) -> list[Forgets]:
-    """List the nodes that `open_hidden` would open or refuse, without changing the graph; same arguments and errors."""
+    """List the nodes that `open_hidden` would open or refuse, without changing the graph.
+
+    Arguments and errors are those of `open_hidden`.
+    """
     with _checked():
         return [state for state, _ in _Opening(model, segment, fold).forgets()]
 
@@ -87,10 +91,10 @@ def open_hidden(model: ir.Model, segment: Mapping[str, int], fold: Fold) -> list
     """Make the hidden states of a graph explicit, in place. After an error the graph is unusable.
 
     Args:
-        model: a graph of opset 18 to 27 with constants folded. Open sizes give more information than fixed ones.
+        model: a graph of opset 18 to 27 with constants folded. Open sizes give more information than fixed sizes.
         segment: the axis of positions by the name of an input; {} if unknown. Operators along other axes, e.g. over
-            frequency bands, stay. If sizes do not show the axis, a forward recurrence, or zeros only in front, counts
-            as a state.
+            frequency bands, stay. If sizes do not show the axis, a forward recurrence, or zeros only in front, is taken
+            for a state.
         fold: computes constants of a graph.
 
     Returns:
@@ -119,7 +123,7 @@ def _checked() -> Iterator[None]:
         yield
     except (TxlError, EndedError):
         raise
-    except Exception as error:  # onnx-ir raises many types
+    except Exception as error:  # onnx-ir raises many types of errors
         raise CheckpointError(
             f"a graph whose parts do not fit together ({one_line(error)}), expected a valid one; export it again"
         ) from None
@@ -162,7 +166,7 @@ class _Opening:
     # ---- nodes that forget
 
     def _recurrence(self, node: ir.Node) -> _Read | None:
-        """Read an LSTM, GRU or RNN: its states without an initial value from outside are hidden."""
+        """Read an LSTM, GRU or RNN, whose states are hidden if no initial value comes from outside."""
         places, inputs = range(_FIRST, _FIRST + RECURRENT[node.op_type]), [*node.inputs, *[None] * 8]
         starts = {at: self._sizes.constant(inputs[place]) for at, place in enumerate(places)}
         hidden = [at for at, place in enumerate(places) if inputs[place] is None or starts[at] is not None]
@@ -190,7 +194,7 @@ class _Opening:
             self._give(node.outputs[at + 1], start)
 
     def _loop(self, node: ir.Node) -> _Read | None:
-        """Read a Loop or Scan that carries constant floats: it is never opened. Integers are counters."""
+        """Read a Loop or Scan that carries constant floats, which is always refused; constant integers are counters."""
         carried = node.inputs[: len(node.inputs) - node.attributes.get_int("num_scan_inputs", 0)]
         if not any((first := self._sizes.constant(value)) is not None and first.dtype.kind == "f" for value in carried):
             return None
@@ -234,7 +238,7 @@ class _Opening:
             ir.convenience.replace_nodes_and_values(self._graph, node, [window.cut], [], [left_out], [result])
 
     def _transposed(self, node: ir.Node) -> _Read | None:
-        """Read a ConvTranspose whose last results overlap those of the next positions."""
+        """Read a ConvTranspose whose last results overlap the results of the next positions."""
         if (read := read_tail(node, self._sizes)) is None:
             return None
         window, at, fault = read
@@ -342,7 +346,7 @@ class _Opening:
         return value
 
     def _give(self, value: ir.Value, state: ir.Value) -> None:
-        """Return a value as the next value of a state: add the output."""
+        """Make a value the next value of a state: add it to the graph's outputs."""
         if value.is_graph_output():
             value = self._add(state, "Identity", [value])
         value.name, value.type, value.shape = f"new_{state.name}", state.type, state.shape
@@ -365,7 +369,7 @@ class _Opening:
         return self._add(state, "Slice", [value, *(self._numbers(number) for number in (start, end, axis))])
 
     def _replace(self, node: ir.Node, value: ir.Value) -> None:
-        """Replace a node's result by a value, whose sizes are then known, too."""
+        """Replace a node's result by a value; all that is known of the result's sizes is then known of the value's."""
         self._sizes.same(value, node.outputs[0])
         ir.convenience.replace_nodes_and_values(self._graph, node, [node], [], [node.outputs[0]], [value])
 

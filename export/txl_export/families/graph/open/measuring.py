@@ -1,4 +1,4 @@
-"""Measures sizes, dtypes and constants of a graph's values: copies with numbers for open sizes are folded.
+"""Measures sizes, dtypes and constants of a graph's values: folds copies that have numbers for open sizes.
 
 ONNX Runtime computes the sizes, in the helper process. A shape inference in this process could be attacked: for 23
 nodes that each append a shape to itself it makes 2.5 GB.
@@ -25,15 +25,16 @@ Fold = Callable[[ir.Model], ir.Model]
 """Computes the constants of a graph in the helper process; returns a new graph."""
 _OPERATORS = {"Conv", "ConvTranspose", "CumSum", "Range", "Loop", "Scan", "Slice", "Reshape", "Pad", *RECURRENT}
 _POSITIONS = ((3840, 11520), (240, 720))
-"""Lengths for a segment whose length is open, two for each of two tries. The first are longer than any kernel, and
-whole frames of audio. The second are shorter, for graphs with a table that has a row for each position."""
+"""Numbers of positions for a segment whose length is open, two for each of two tries. The first pair is longer than any
+kernel, and whole frames of audio. The second pair is shorter, for graphs with a table that has a row for each position.
+"""
 _SMALL = 2**16
-"""Maximum number of values of a constant that is sent to the helper; for a larger one only its shape is sent."""
+"""Maximum number of values of a constant that is sent to the helper; for a larger constant only its shape is sent."""
 
 
 @dataclass(frozen=True)
 class _Measured:
-    """Sizes and dtype of a value (None: unknown), and its content if it is constant."""
+    """Sizes and dtype of a value, each None if it is unknown, and the value's content if it is constant."""
 
     sizes: tuple[int | None, ...] = ()
     dtype: ir.DataType | None = None
@@ -75,7 +76,7 @@ class Sizes:
             self._long = {}
 
     def of(self, value: ir.Value | None) -> tuple[Size | None, ...]:
-        """Return the sizes of a value: a text for an open size, None for an unknown one; () if nothing is known."""
+        """Return the sizes of a value: a text for an open size, None for an unknown size; () if nothing is known."""
         if value is not None and value.const_value is not None:
             return tuple(value.const_value.shape.numpy())
         one, two = (run.get(value, _NOTHING).sizes for run in (self._short, self._other))
@@ -110,7 +111,7 @@ class Sizes:
         return None if one is None or two is None else one != two
 
     def less(self, value: ir.Value, cut: ir.Value, axis: int) -> Size | None:
-        """Return by how many rows `cut` is shorter than `value` along an axis; None if unknown."""
+        """Return by how many rows `cut` is shorter than `value` along an axis; None if that is unknown."""
         runs = [[run.get(end, _NOTHING).sizes for end in (value, cut)] for run in (self._short, self._other)]
         run = [(one[axis] or 0) - (two[axis] or 0) for one, two in runs if len(one) == len(two) > axis]
         return self._size_of(run[0], run[1]) if len(run) == 2 else None
@@ -140,8 +141,8 @@ def _measured(
     Args:
         model, segment, fold: as in `Sizes`.
         values: the values to measure.
-        length: the number of positions of a segment if it is open.
-        times: the factor on the number of positions if it is fixed.
+        length: the number of positions of a segment, if the graph leaves it open.
+        times: the factor on the number of positions, if the graph fixes it.
         attempt: selects the numbers for other open sizes.
 
     Raises:
@@ -194,13 +195,14 @@ def _measured(
 def _numbers(graph: ir.Graph, segment: Mapping[str, int], attempt: int) -> dict[Size, int]:
     """Return numbers for open sizes other than positions.
 
-    Numbers of two attempts differ by different amounts, so that they identify a symbol. A sum such as "past + 1" is
-    computed from its parts.
+    The numbers of a symbol in two attempts differ by an amount that no other symbol has, so that they identify it. A
+    sum such as "past + 1" is computed from its parts.
     """
     sizes = {(value.name, axis): _size(value, axis) for value in graph.inputs for axis in range(len(value.shape or ()))}
     along = {sizes.get(place) for place in segment.items()}
     others = (size for size in dict.fromkeys(sizes.values()) if isinstance(size, str) and size not in along)
-    numbers: dict[Size, int] = {size: at * at + 3 * at + 7 for at, size in enumerate(others, attempt)}  # 7, 11, 17, 25
+    # the numbers are 7, 11, 17, 25 and so on
+    numbers: dict[Size, int] = {size: at * at + 3 * at + 7 for at, size in enumerate(others, attempt)}
     for symbol in numbers:
         parts = [part.strip() for part in str(symbol).split("+")]
         if len(parts) > 1 and all(part.isdecimal() or part in numbers for part in parts):
@@ -209,6 +211,6 @@ def _numbers(graph: ir.Graph, segment: Mapping[str, int], attempt: int) -> dict[
 
 
 def _size(value: ir.Value, axis: int) -> Size:
-    """Return the size of an axis of an input; an open one by the name that `reading` gives it."""
+    """Return the size of an axis of an input; for an open size, the name that `reading` gives it."""
     size = None if value.shape is None else value.shape[axis]
     return size if isinstance(size, int) else (size and size.value) or f"input {value.name} axis {axis}"

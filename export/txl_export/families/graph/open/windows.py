@@ -1,8 +1,8 @@
-"""Reads convolutions along positions: the positions before the first that one needs, and results that overlap the next.
+"""Reads convolutions along positions: the earlier positions that they need, and results that overlap the next call's.
 
-E.g. a kernel of 5 over [B, C, L] with 4 zeros in front needs 4 positions of the call before. A transposed convolution
-with a kernel of 8 and a stride of 4 returns [B, C, 4 · L + 4]; its last 4 results have to be added to the next call's
-first 4.
+For example, a kernel of 5 over [B, C, L] with 4 zeros in front needs 4 positions of the call before. A transposed
+convolution with a kernel of 8 and a stride of 4 returns [B, C, 4 · L + 4]; its last 4 results have to be added to the
+next call's first 4.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Window:
             ConvTranspose, results and positions change places.
         front, behind: positions that a Conv adds in front and behind (`spans` if the numbers are computed), or results
             that a ConvTranspose drops.
-        other: in words, the padding if it is not a fixed number of zeros; else "".
+        other: a phrase for padding that is not a fixed number of zeros, e.g. "auto_pad"; else "".
         cut: a Slice after the node that drops the end of one axis, or None.
     """
 
@@ -38,7 +38,7 @@ class Window:
     cut: ir.Node | None = None
 
     def fault(self, at: int) -> str:
-        """Return why the positions before the first cannot be a state along an axis; "" if they can."""
+        """Return the reason why the positions before the first cannot be a state along an axis; "" if they can."""
         front, least = self.front[at], self.spans[at] - self.strides[at]
         if self.other:
             return f"is padded by {self.other}, expected a fixed number of zeros in front of the positions"
@@ -63,11 +63,13 @@ def read_window(node: ir.Node, sizes: Sizes) -> Window | None:
 
 
 def read_tail(node: ir.Node, sizes: Sizes) -> tuple[Window, int, str] | None:
-    """Read a ConvTranspose: the window, the axis from the third along which results overlap the next call's, and a
-    fault.
+    """Read a ConvTranspose whose results overlap those of the next call; None if nothing overlaps.
 
-    The fault is the reason why the overlap cannot be carried, or "". None if nothing overlaps. A Slice after the node
-    may drop a wrong number of results; then the chain's length differs from the file's.
+    A Slice after the node may drop a wrong number of results; then the chain's length differs from the file's.
+
+    Returns:
+        The window; the axis along which results overlap, counted from the third; the reason why the overlap cannot be
+            carried, or "".
     """
     if (window := _read(node, sizes)) is None:
         return None
@@ -101,7 +103,7 @@ def _read(node: ir.Node, sizes: Sizes) -> Window | None:
 
 
 def _add_pad(window: Window) -> None:
-    """Add the zeros of a Pad before a Conv to the Conv's own."""
+    """Add the zeros of a Pad before a Conv to the zeros that the Conv itself adds."""
     pad = None if window.source is None else window.source.producer()
     if pad is None or pad.op_type != "Pad":
         return

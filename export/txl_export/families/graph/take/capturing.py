@@ -1,8 +1,8 @@
 """Makes a bundle's programs from an ONNX graph: with fixed sizes, and with operators that bundles allow.
 
 For each program ONNX Runtime folds the graph anew, in the helper process: with fixed sizes, most of the arithmetic on
-shapes that exporters write vanishes. Around the graph go nodes for what a bundle requires: its dtypes, normalised
-logits, and states of idle sequences that stay.
+shapes that exporters write vanishes. Nodes around the graph add what a bundle requires: its dtypes, normalised logits,
+and idle sequences that keep their states.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _put_around(graph: ir.Graph, step: FileStep, plan: Plan, network: StepNetwor
         return value if kind is None or value.dtype == kind else node("Cast", value, to=kind.value)
 
     def after(state: StateTensor, port: str) -> ir.Value:
-        """Return the state after the step; an idle sequence's is the state before it."""
+        """Return the state after the step; for an idle sequence, the state before the step."""
         value = cast(results[port], kinds[state.output])
         if plan.streams != "independent" or state.batch_axis is None:
             return value

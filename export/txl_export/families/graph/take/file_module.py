@@ -37,11 +37,11 @@ class Side:
 
 @dataclass(frozen=True)
 class FileStep:
-    """The tables of a graph as a step.
+    """The tables of a step that a graph computes.
 
     Attributes:
-        inputs, outputs: without states.
-        states: each with the name of the graph's output that is its next value.
+        inputs, outputs: the tensors that are no states.
+        states: each state with the name of the graph's output that is its next value.
         sequences, positions: the batch size B and segment length L if the graph fixes them, else None; 1 position if no
             input has an axis of positions.
         shown: names of states that are inputs of the original file, i.e. were not hidden.
@@ -126,10 +126,10 @@ def caller(runner: Runner, path: Path, constants: Mapping[str, Array]) -> Call:
 
 
 def kind_of(name: str, dtype: str) -> str:
-    """Return a step's dtype for a graph's, e.g. "float32" for "float16".
+    """Return a step's dtype for a graph's dtype, e.g. "float32" for "float16".
 
     Raises:
-        UsageError: a bundle has no dtype for it.
+        UsageError: no dtype of a bundle holds such numbers.
     """
     kinds = dict.fromkeys(("float16", "float32", "float64"), "float32")
     kinds |= {"bool": "bool", "int64": "int64", "uint32": "int64"}

@@ -25,7 +25,7 @@ ADVICE = "check --fix"
 def fix(foreign: Foreign, values: Mapping[str, Any]) -> tuple[ir.Model, dict[str, Array]]:
     """Return a copy of the graph with some inputs as constants and some sizes as numbers.
 
-    For example, `values` {"sr": 16000, "batch": 1}.
+    For example, `values` {"sr": 16000, "batch": 1} make the input sr a constant, and give the open size batch 1.
 
     Args:
         foreign: the file.
@@ -79,9 +79,9 @@ def forget_sizes(graph: ir.Graph) -> None:
 
 
 def drop_unread(model: ir.Model, kept: Collection[str]) -> dict[str, Array]:
-    """Remove inputs of fixed shape that no node reads, in place, except those in `kept`.
+    """Remove inputs of fixed shape that no node reads, in place, unless their names are in `kept`.
 
-    For example, {"mask": [1, 8]}.
+    For example, it returns {"mask": zeros [1, 8]}.
 
     Returns:
         Zeros by name, for calls of the original file, which still needs these inputs.

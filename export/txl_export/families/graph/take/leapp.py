@@ -1,7 +1,7 @@
 """Reads a folder of LEAPP, NVIDIA's exporter of policies: ONNX files, their states, and initial values.
 
 A YAML file says what each node takes and returns, and which output is which input of the next call; a safetensors file
-holds initial values. LEAPP itself is not needed. Whether the tables fit the graph is checked elsewhere.
+holds initial values. LEAPP itself is not needed. `find.stepping` checks that the tables fit the graph.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from txl_export.checkpoints.files.yaml_files import MOST_BYTES, read_yaml
 from txl_export.regular import read_regular
 
 MOST_FILE_BYTES = 2**31 - 1
-"""Maximum number of bytes of a file beside the YAML file."""
+"""Maximum number of bytes of an ONNX file or a file of initial values, which lie beside the YAML file."""
 AGAIN = "export it again with LEAPP"
 
 
@@ -76,7 +76,7 @@ class Leapp:
 
 
 def is_leapp(path: Path) -> bool:
-    """Return whether `read_leapp` reads a path: its YAML file begins like LEAPP's. Needs no package."""
+    """Return whether `read_leapp` reads a path: its YAML file begins like LEAPP's. This needs no package."""
     return bool(_texts(path)[0])
 
 
@@ -155,7 +155,7 @@ def _pairs(table: Path, nodes: dict[str, _Node], flow: dict[str, list[str]]) -> 
 
 
 def _graph(table: Path, name: str, node: _Node) -> Path:
-    """Return the ONNX file of a node; its SHA-256 must be the recorded one."""
+    """Return the ONNX file of a node; its SHA-256 must be the recorded SHA-256."""
     backend, named, expected = (str(node.parameters.get(key)) for key in ("backend", "model_path", "sha256sum"))
     if backend != "onnx":
         raise CheckpointError(f"{table}: {shown(name)} is saved as {shown(backend)}, expected onnx; {AGAIN} as that")
@@ -166,7 +166,7 @@ def _graph(table: Path, name: str, node: _Node) -> Path:
 
 
 def _first_values(table: Path, named: str, name: str, states: Collection[str]) -> dict[str, NDArray[Any]]:
-    """Return the states' initial values; a file that has some but not all is refused."""
+    """Return the states' initial values; a file that lacks some of them is refused."""
     file, arrays = _beside(table, named, lambda data: read_whole(io.BytesIO(data), len(data), MOST_BYTES)[1])
     if lacking := [state for state in states if f"{name}/{state}" not in arrays]:
         raise CheckpointError(f"{file}: nothing for {shown(f'{name}/{lacking[0]}')}, expected an array; {AGAIN}")
@@ -174,7 +174,10 @@ def _first_values(table: Path, named: str, name: str, states: Collection[str]) -
 
 
 def _beside(table: Path, named: str, read: Callable[[bytes], Any]) -> tuple[Path, Any]:
-    """Return the path and content of a file that a YAML file names; it must lie in its folder, links resolved."""
+    """Return the path and content of a file that a YAML file names.
+
+    With links resolved, the file must lie in the YAML file's folder.
+    """
     file, place = table.parent / named, os.path.realpath(table.parent)
     if not named.isprintable() or len(named) > 255 or not Path(os.path.realpath(file)).is_relative_to(place):
         raise CheckpointError(f"{table}: names {shown(named)}, expected a file in its folder; copy it there")

@@ -76,7 +76,7 @@ class Foreign:
     optional: tuple[Port, ...] = ()
 
     def of(self, model: ir.Model) -> Foreign:
-        """Return a record of another graph made from this file; large weights stay in their files."""
+        """Return a record of a different graph made from this file; large weights stay in their files."""
         initializers = model.graph.initializers
         inputs = [(str(value.name) in initializers, _port(value, "input")) for value in model.graph.inputs]
         return replace(
@@ -144,7 +144,7 @@ def parse(data: bytes, path: Path) -> tuple[ir.Model, int, bytes]:
     texts = [model.producer_name, model.producer_version, *(entry.domain for entry in model.opset_import)]
     for graph in graphs(model.graph):
         texts += _texts(graph)
-        if graph.sparse_initializer:  # onnx-ir would silently drop these
+        if graph.sparse_initializer:  # onnx-ir would silently drop sparse weights
             raise CheckpointError(f"{path}: has sparse weights, expected dense ones; export it again")
     if not all(isinstance(text, str) for text in texts):  # onnx returns invalid UTF-8 as bytes
         raise CheckpointError(f"{path}: a name in it is no UTF-8, expected text; export it again")
@@ -157,10 +157,11 @@ def parse(data: bytes, path: Path) -> tuple[ir.Model, int, bytes]:
                 tensor.ClearField("external_data")
                 tensor.ClearField("data_location")
             data = model.SerializeToString()
-        with quiet():  # silences onnx-ir; whoever runs the graph reports what is wrong with it
+        # quiet() silences onnx-ir; whoever runs the graph reports what is wrong with it
+        with quiet():
             parsed = ir.from_proto(model)
             ir.external_data.set_base_dir(parsed.graph, str(path.parent))
-    except Exception as error:  # onnx-ir raises many types
+    except Exception as error:  # onnx-ir raises many types of errors
         raise CheckpointError(f"{path}: no graph that could be changed ({_why(error)}); export it again") from None
     return parsed, beside, data
 
@@ -173,7 +174,7 @@ def copied(model: ir.Model) -> ir.Model:
     """
     try:
         return model.clone()
-    except Exception as error:  # onnx-ir raises many types
+    except Exception as error:  # onnx-ir raises many types of errors
         raise CheckpointError(f"no graph that could be changed ({_why(error)}); export the file again") from None
 
 
@@ -185,12 +186,12 @@ def packed(model: ir.Model) -> bytes:
     """
     try:
         return bytes(ir.to_proto(model).SerializeToString())
-    except Exception as error:  # onnx-ir raises many types
+    except Exception as error:  # onnx-ir raises many types of errors
         raise CheckpointError(f"a tensor is not what it says ({_why(error)}); export the file again") from None
 
 
 def _why(error: BaseException) -> str:
-    """Return the message of the first error of a chain: later ones contain whole printed graphs."""
+    """Return the message of the first error of a chain, because later messages contain whole printed graphs."""
     while error.__cause__ is not None:
         error = error.__cause__
     return one_line(error)

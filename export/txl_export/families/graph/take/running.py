@@ -20,7 +20,7 @@ from txl_export.families.graph.take.worker import Answer, Request
 SECONDS = 30.0
 """Seconds of processor time for all runs of a file, and the same again for this process between the runs."""
 CLOCK = 20
-"""Factor from processor time to the limit of wall-clock time: on a busy machine a process waits."""
+"""Factor from processor time to the limit of wall-clock time, because a process waits on a busy machine."""
 MEMORY, EACH = 2**31, 8
 """Limit of the helper's memory in bytes: `MEMORY`, plus `EACH` for each byte of the file and its weights."""
 
@@ -32,7 +32,7 @@ class RunError(Exception):
 class Helper:
     """The process that folds and runs a file's graphs.
 
-    It ends with the `with` block, with `close`, or when this object and its `Runner`s are garbage.
+    The process ends with the `with` block, with `close`, or when this object and its `Runner`s are garbage.
 
     Args:
         foreign: the file.
@@ -62,7 +62,7 @@ class Helper:
 
     @property
     def seconds_left(self) -> float:
-        """Seconds of processor time that are left, of the process or this thread, whichever has less."""
+        """Seconds of processor time that are left to the process or to this thread, whichever has less."""
         return self._seconds - max(self._used, time.thread_time() - self._began)
 
     def check(self) -> None:
@@ -93,7 +93,8 @@ class Helper:
             RunError: the graph cannot be opened or converted.
             EndedError: the helper process died or ran out of time.
         """
-        with tempfile.TemporaryDirectory(prefix="txl-deploy-fold-") as place:  # ONNX Runtime only writes files
+        # ONNX Runtime writes a folded graph only to a file
+        with tempfile.TemporaryDirectory(prefix="txl-deploy-fold-") as place:
             asked = Request(graph=packed(graph), folder=self._folder, place=place)
             return parse(self.ask(asked).graph, self._path)[0]
 

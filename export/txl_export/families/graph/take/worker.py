@@ -27,14 +27,14 @@ MOST_PARTS = 2**16
 OPSET = 18
 """Opset to which folded graphs of older opsets are converted: the oldest that a bundle's graphs may have."""
 WHOLE = frozenset(("LinearAttention", "CausalConvWithState"))
-"""Operators that `graphs.linear_attention` rewrites. Folding must not see them: ONNX Runtime 1.32 turns one into a
-Scan."""
+"""Operators that `graphs.linear_attention` rewrites. Folding must not see them: ONNX Runtime 1.32 turns such an
+operator into a Scan."""
 FOLDED = "folded.onnx"
 """Name of the file to which ONNX Runtime writes a folded graph."""
 Numbers = tuple[str, tuple[int, ...], bytes]
 """An array: NumPy's dtype string, its shape, its bytes."""
 OPENED: dict[int, Any] = {}
-"""Open sessions by number."""
+"""The sessions of ONNX Runtime that are open, by number."""
 
 
 class Request(Struct, frozen=True):
@@ -128,7 +128,7 @@ def answer(request: bytes) -> bytes:
     asked = msgspec.msgpack.decode(request, type=Request)
     try:
         reply = _answer(asked)
-    except Exception as error:  # ONNX Runtime has a type per status code; onnx and NumPy raise others
+    except Exception as error:  # ONNX Runtime has an error type per status code; onnx and NumPy raise others
         reply = Answer(error=one_line(error))
     reply.seconds = time.process_time()
     return msgspec.msgpack.encode(reply)
@@ -163,7 +163,8 @@ def _session(graph: bytes, folder: str, optimised: Path | None = None) -> Any:
         graph,
         options,
         providers=["CPUExecutionProvider"],
-        disabled_optimizers=["EliminateDropout"],  # it would also remove Dropouts in training mode, which change values
+        # EliminateDropout would also remove Dropouts in training mode, which change values
+        disabled_optimizers=["EliminateDropout"],
     )
     # On x86 without VNNI, sums of uint8 by int8 are exact only with "1". A QLinearMatMul of int8 by int8, whose sums
     # are always exact, opens only with "0".
@@ -173,12 +174,12 @@ def _session(graph: bytes, folder: str, optimised: Path | None = None) -> Any:
     options.add_session_config_entry("session.x64quantprecision", "0")
     try:
         return opened()
-    except Exception as error:  # see `answer`
+    except Exception as error:  # ONNX Runtime has an error type per status code, see `answer`
         raise ValueError(_too_new(str(error), onnxruntime.__version__) or one_line(error)) from None
 
 
 def _too_new(declared: str, installed: str) -> str:
-    """Return our message for ONNX Runtime's about a graph that is newer than it; "" for any other message."""
+    """Return a plain message for ONNX Runtime's error about a graph that is too new for it; "" for other errors."""
     opset = re.search(r"Opset (\d+) is under development.* ai\.onnx is till opset (\d+)", declared)
     version = re.search(r"model IR version: (\d+), max supported IR version: (\d+)", declared)
     if not (newer := opset or version):
@@ -190,7 +191,7 @@ def _too_new(declared: str, installed: str) -> str:
 
 
 def _fold(data: bytes, place: Path, folder: str) -> Answer:
-    """Compute constants, and resolve an If whose condition is constant.
+    """Compute a graph's constants, and replace an If whose condition is constant by the branch that it takes.
 
     onnxscript resolves nested Ifs, on which ONNX Runtime fails; ONNX Runtime then follows sizes further than
     onnxscript.
@@ -204,7 +205,7 @@ def _fold(data: bytes, place: Path, folder: str) -> Answer:
     if any(node.op_type == "If" for node in graph.graph.node):
         from onnxscript import optimizer
 
-        with contextlib.suppress(Exception):  # on failure ONNX Runtime alone folds
+        with contextlib.suppress(Exception):  # if this fails, only ONNX Runtime folds
             model = ir.from_proto(graph)
             ir.external_data.set_base_dir(model.graph, folder)
             optimizer.fold_constants(model)
@@ -226,7 +227,7 @@ def _fold(data: bytes, place: Path, folder: str) -> Answer:
         graph = onnx.version_converter.convert_version(graph, OPSET)
     known = FORMS[""].keys() | WHOLE
     other = {(node.domain, node.op_type) for node in graph.graph.node if node.op_type not in known}
-    if other:  # replace operators that the standard defines by simpler ones
+    if other:  # replace operators that the standard defines by simpler operators
         graph = onnx.inliner.inline_selected_functions(graph, sorted(other), inline_schema_functions=True)
     if (count := parts(graph)) > MOST_PARTS:
         return Answer(error=f"becomes {count} nodes and tensors, expected at most {MOST_PARTS}")
@@ -240,7 +241,7 @@ def _cut(model: Any) -> Callable[[Any], None]:
     stays.
 
     Returns:
-        A function that puts the nodes back into a graph folded from this one, after all others.
+        A function that puts the nodes back into the folded graph, behind all its nodes.
     """
     import onnx
 

@@ -2,7 +2,7 @@
 
 ONNX Runtime runs the graph. Polygraphy builds the engine from a graph that also returns its layers' results. This
 engine is not exactly the user's: it has to keep those results, and may fuse attention differently. A wrong kernel shows
-in both.
+in both engines.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SEGMENTS = 3
 
 @dataclass(frozen=True)
 class Place:
-    """The difference of two sides at one point of the residual stream.
+    """The difference of two sides, e.g. engine and graph, at one point of the residual stream.
 
     Attributes:
         name: the point, e.g. "layers.00.attention".
@@ -74,8 +74,7 @@ class Bisection:
 
 
 def bisect_against_reference(bundle: Bundle, reference: PaperModel) -> Bisection:
-    """Run up to 3 segments through one of the bundle's graphs and through the reference, beginning with the initial
-    memory.
+    """Run up to 3 segments through a graph of the bundle and through the reference, from the initial memory on.
 
     Raises:
         BackendError: ONNX Runtime cannot run the bundle's precision.
@@ -114,7 +113,7 @@ def _session(bundle: Bundle, graph: bytes) -> Any:
 
 
 def bisect_engine(bundle: Bundle, target: str) -> Bisection:
-    """Build an engine, run it and ONNX Runtime on the same segment, and compare them.
+    """Build an engine, run it and ONNX Runtime on the same segment, and compare their results.
 
     Raises:
         BackendError: Polygraphy or the library is not installed, or the engine cannot be built or run.
@@ -124,7 +123,7 @@ def bisect_engine(bundle: Bundle, target: str) -> Bisection:
         if find_spec(name) is None:
             raise BackendError(f"{name} is not installed, verify --bisect needs it; {pip_line(extra)}")
     if target == "rtx":
-        os.environ["POLYGRAPHY_USE_TENSORRT_RTX"] = "1"  # Polygraphy reads it on import
+        os.environ["POLYGRAPHY_USE_TENSORRT_RTX"] = "1"  # Polygraphy reads this on import
     program = segment_of(bundle)
     data, names = mark(bundle, program)
     draws = np.random.default_rng(0)
@@ -185,7 +184,7 @@ def _carry(bundle: Bundle, program: Program, feeds: dict[str, Array], results: M
 def _run_both(
     bundle: Bundle, data: bytes, feeds: dict[str, Array], target: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return every output of the marked graph, first as ONNX Runtime computes it, then as the engine does.
+    """Return every output of the marked graph twice: as ONNX Runtime computes it, and as the engine computes it.
 
     The graph lies in a temporary folder, next to a link to the bundle's weights.
     """

@@ -21,15 +21,15 @@ from txl_export.families.transformer_xl.weights import layer_name
 from txl_export.proof.references import Reference, ReferenceStreams, Returned, States, whole
 
 MOST_PARAMETERS = 200_000_000
-"""Maximum number of parameters of a model of which a float64 copy is made; the copy takes twice the memory of the
-float32 weights."""
+"""Maximum number of parameters of a model that is copied to float64; the copy takes twice the memory of float32
+weights."""
 
 
 class Oracle(Reference):
-    """See `Reference`. A step's states are hidden memories, even if the bundle keeps keys and values.
+    """Implements `Reference`. A step's states are hidden memories, even if the bundle keeps keys and values.
 
     Args:
-        network: the model in float64, or in float32 if it is too large for that.
+        network: the model in float64, or in float32 if it is too large for float64.
         form: the form of the bundle's memory, "kv" or "hidden".
     """
 
@@ -103,7 +103,7 @@ class OracleStreams(ReferenceStreams):
 def handed_over(states: States) -> Iterator[Tensor]:
     """Yield each layer of a memory and remove it from `states`, because a long memory is larger than the model.
 
-    For example, each is [2, 16, 32].
+    For example, each layer is [2, 16, 32].
     """
     for name in list(states):
         yield torch.from_numpy(states.pop(name))

@@ -22,7 +22,7 @@ rows, channels and sequences."""
 def selftest_vectors(manifest: Manifest, reference: PaperModel) -> dict[str, NDArray[Any]]:
     """Return a chain through all programs until memory rolls over, with partial segments and idle sequences.
 
-    For example, {"length": [3]} for three steps.
+    For example, {"length": an array [3]} for three steps.
     """
     draws = np.random.default_rng(0)
     lengths, batch = manifest.segment_lengths, manifest.batch_size

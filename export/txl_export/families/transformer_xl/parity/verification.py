@@ -1,4 +1,4 @@
-"""Verifies a Transformer-XL's bundle: the proof of any step, with the names that gates have in earlier reports."""
+"""Verifies a Transformer-XL's bundle: runs the proof of any step, and gives gates the names of earlier reports."""
 
 from __future__ import annotations
 
@@ -49,11 +49,12 @@ def verify_models(
 
     Args:
         manifest: the bundle's manifest.
-        openers: functions that load the bundle, one per update rule. The first loads what users get, and only that one
-            runs the long chains and the text.
+        openers: functions that load the bundle, one per update rule. The first loads what users get, and only this
+            model runs the long chains and the text.
         reference: the model that the bundle should equal.
         source: the reference's origin, for the report.
-        text: token ids [T] of real text. Without it tokens are random, and only float32 is judged by its distribution.
+        text: token ids [T] of real text. Without text, tokens are random, and only float32 is judged by its
+            distribution.
         segments: the number of segments of the longest chain; None for enough to replace the whole memory.
         listener: receives progress and warnings.
         stand_in_for: the precision that a float32 copy emulates; None for the bundle's own graphs.
@@ -72,9 +73,7 @@ def verify_models(
 
 
 def _features(manifest: Manifest, open_model: Callable[[], Model], reference: PaperModel, precision: str) -> list[Gate]:
-    """Judge the input of the last feed-forward layer until memory is full, if a bundle's rows contain it; otherwise
-    return [].
-    """
+    """Judge the last feed-forward layer's input until memory is full; return [] if the bundle does not return it."""
     width, output = manifest.config.d_model, manifest.logprobs
     if output is None or output.width != 2 * width:
         return []
