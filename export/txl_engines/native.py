@@ -60,11 +60,11 @@ Platform = Literal["linux-x86_64", "linux-aarch64"]
 PLATFORMS: dict[Platform, Instructions] = {"linux-x86_64": "avx2", "linux-aarch64": "neon"}
 """Instruction set of a step for a platform that is not this one: most processors have it since 2015 or 2018 (Arm)."""
 ZIG = (("x86-64-", "x86_64_"), ("-march=armv8.2-a+", "-mcpu=generic+v8_2a+"))
-"""Beginnings of GCC's options and names for processors, each with ziglang's."""
+"""Parts of GCC's options that name processors, each with the part that ziglang has in its place."""
 GLIBC = "2.28"
 """Oldest glibc, of 2018, with which a step for a different platform runs if ziglang compiles it."""
 FULL, SHORT = 24, 8
-"""Number of segments that are compared with a full memory; most positions of every second one of these segments."""
+"""Number of segments that are compared with a full memory; maximum number of positions of every second segment."""
 SPREAD = 5e-4
 """Mean error below fp32 by which late segments may exceed early ones, as a share of the standard deviation."""
 

@@ -43,11 +43,9 @@ SHARE, LEAST_GAIN = 0.1, 0.01
 def measure_context(model: Model, ids: ArrayLike, listener: Listener | None = None) -> ContextMeasure | Missing:
     """Measure the effective context; the same model and text always give the same numbers.
 
-    For example, ids [100000].
-
     Args:
         model: a model of any bundle.
-        ids: int [T], the text as token ids; only its beginning is used.
+        ids: int [T], the text as token ids, e.g. [100000]; only its beginning is used.
         listener: is told the number of runs that are done.
 
     Returns:
