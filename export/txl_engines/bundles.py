@@ -87,7 +87,7 @@ def build_bundle(
         path: the bundle.
         target: "rtx", "tensorrt" or "cuda".
         gpus: compute capabilities, e.g. (86, 89, 120), for rtx; empty for its default list.
-        update: "ring" or "rolled"; None for the better one that both target and bundle support (a step's "replace" is
+        update: "ring" or "rolled"; None for the better rule that both target and bundle support (a step's "replace" is
             its only rule).
         force: build existing engines again.
         kinds: kinds of programs, e.g. ("logprobs",); None for all. The runtime falls back to log-probabilities for

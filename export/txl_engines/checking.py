@@ -61,7 +61,7 @@ class Graph:
 def read_graph(
     data: bytes, program: Program, folder: Path, newest_opset: int, hashes: Mapping[str, str] | None = None
 ) -> Graph:
-    """Check a graph against its program. The arguments are those of `CompiledEngines.read`.
+    """Check a graph against its program. Its arguments are as for `CompiledEngines.read`.
 
     Raises:
         BundleError: the graph is unreadable, does not match its program, or has an opset outside the range.

@@ -177,7 +177,7 @@ def _place(sha256: str) -> Path:
 
 
 def find_cross_compiler(platform: Platform) -> tuple[str, ...]:
-    """Return the command of a C compiler for a platform: the one in the package ziglang, or a GCC for that platform.
+    """Return the command of a C compiler for a platform: the package ziglang's, or a GCC for that platform.
 
     Raises:
         BackendError: no such compiler was found.

@@ -143,7 +143,7 @@ def _remove(folder: Path) -> None:
     """Remove a folder as far as possible; an interrupt during the removal is raised after the removal."""
     try:
         shutil.rmtree(folder, ignore_errors=True)
-    except OSError:  # rmtree lets some OSErrors through, and turns some interrupts into one
+    except OSError:  # rmtree lets some OSErrors through, and turns some interrupts into OSErrors
         with contextlib.suppress(OSError):
             shutil.rmtree(folder, ignore_errors=True)
     except BaseException:

@@ -156,7 +156,7 @@ def check_engine(
         The checks that were made, and the layers if they could be read.
 
     Raises:
-        BundleError: the bytes are no engine of this library, or the engine of another program.
+        BundleError: the bytes are no engine of this library, or the engine of a different program.
     """
     examined = Compiler(library).examine(data)
     if examined.problem:

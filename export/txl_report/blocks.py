@@ -18,7 +18,7 @@ State = Literal["passed", "failed", "none"]
 
 @dataclass(frozen=True)
 class Badge:
-    """A sign and its words, so that a verdict is never shown by colour alone."""
+    """A sign and its words, so that a verdict is never shown only by colour."""
 
     state: State
     text: str
@@ -72,7 +72,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under headings; the first cell of a row names the row. A folded table is closed until the reader opens it."""
+    """Rows under headings; the first cell names its row. A folded table is closed until the reader opens it."""
 
     caption: str
     columns: Sequence[Column]

@@ -231,7 +231,7 @@ def check_place(out: Path, force: bool) -> None:
 
 
 def _is_bundle(folder: Path) -> bool:
-    """Return True if a folder's manifest.json is that of a bundle; other tools also use this file name."""
+    """Return True if a folder's manifest.json is a bundle's manifest; other tools also use this file name."""
     try:
         with (folder / MANIFEST).open("rb") as file:
             return f'"{FORMAT}"'.encode() in file.read(_MANIFEST_HEAD)

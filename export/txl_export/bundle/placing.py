@@ -1,4 +1,4 @@
-"""Publishes a bundle, or another kind of folder, completely or not at all, even if the process is killed.
+"""Publishes a bundle, or a folder of a different kind, completely or not at all, even if the process is killed.
 
 A bundle is built in a hidden folder next to its final name and renamed when it is complete. If the bundle replaces an
 old one, one system call swaps the two folders on Linux; on other systems the old folder is renamed first. A lock file

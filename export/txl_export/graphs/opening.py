@@ -132,7 +132,7 @@ class _Opening:
         return self._computed(value, one, times)
 
     def _multiples(self, one: NDArray[Any], two: NDArray[Any]) -> NDArray[Any] | None:
-        """Return n for each number that is n · B, 0 for a number that B + 1 leaves as it is; None if one is neither.
+        """Return n for each number that is n · B, 0 for a number that B + 1 does not change; None if any is neither.
 
         For B = 4: [3, 0] of [12, 64], which is [15, 64] for B = 5.
         """

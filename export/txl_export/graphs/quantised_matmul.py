@@ -1,8 +1,8 @@
 """Writes products with quantised matrices with ONNX Runtime's own operators.
 
-For few rows at a time (decoding) a product is one operator, MatMulNBits, whose speed is that of reading the weights.
-For many rows an int8 product is written around a product of integers, which is twice as fast then, and three times
-slower for one row:
+For few rows at a time (decoding) a product is one operator, MatMulNBits, which takes as long as reading the weights.
+For many rows an int8 product is written around a product of integers. This form is twice as fast for many rows, and
+three times slower for one row:
 
     scale = max |x| of the row / 127        code = round(x / scale) + 128        y = scale · (code - 128) @ W
 

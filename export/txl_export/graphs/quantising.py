@@ -1,7 +1,7 @@
 """Quantises weights to int8 and int4 for the CPU, and defines how they are stored; the family chooses the matrices.
 
 int4 has a scale and a zero point per block of inputs. `gptq` rounds matrices whose inputs are known, ONNX Runtime's own
-quantiser the others; both return the same parts. int8 has a scale per column (output). For long segments int8 is stored
+quantiser all others; both return the same parts. int8 has a scale per column (output). For long segments int8 is stored
 in two forms of the same numbers, for ONNX Runtime's two operators (`quantised_matmul`): blocks for few rows at a time,
 as in decoding, and plain columns for many.
 """

@@ -58,7 +58,7 @@ def find_retention(
     """Return the recurrence of a state if it has one of the forms above; else None.
 
     Args:
-        state: a state that is alone in its core.
+        state: the only state of a core.
         after: for each state, its next value.
         nodes: the nodes of the core.
         elsewhere: nodes of other cores, and values that are outputs of the step.

@@ -177,7 +177,7 @@ def _take_inputs(graph: ir.Graph, inputs: Sequence[TensorSpec]) -> None:
 
 
 def _give_outputs(graph: ir.Graph, outputs: Sequence[TensorSpec]) -> None:
-    """Make every output the result of its own node, rather than an input, a constant, or another output."""
+    """Make every output the result of its own node, rather than an input, a constant, or a second output."""
     seen: list[ir.Value] = []
     for index, (value, spec) in enumerate(zip(list(graph.outputs), outputs, strict=True)):
         if value.is_graph_input() or value.is_initializer() or any(value is one for one in seen):

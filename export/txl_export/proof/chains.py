@@ -196,7 +196,7 @@ def calls_of(chain: Planned, source: InputSource, draws: np.random.Generator) ->
 
 
 def settled(trial: Trial, precision: str, chain: Planned, ran: ChainErrors) -> tuple[Planned, ChainErrors]:
-    """Return a chain and its errors if they do not drift; else those of a chain that runs `LONGER` times as long.
+    """Return a chain and its errors if they do not drift; else a chain `LONGER` times as long with its errors.
 
     Drift of the longer chain is judged from the segment where the shorter one ended. Rounded weights move a slow state
     to a different limit: the error grows until the state reaches this limit, then stops. An error that a recurrence

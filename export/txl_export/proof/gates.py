@@ -32,7 +32,7 @@ def judge(
 
     Args:
         real: whether inputs were real; in lower precisions random inputs say nothing about the distribution.
-        text: a text whose likelihood both sides computed; without one the chains' own tokens are judged.
+        text: a text whose likelihood both sides computed; without a text the chains' own tokens are judged.
     """
     limits = rung(precision, backend)
     logprobs = {output.name for output in manifest.outputs if output.role == "logprobs"}

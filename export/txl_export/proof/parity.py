@@ -30,7 +30,7 @@ class Parity:
         precision: the bundle's precision.
         reference: a description of the reference.
         chains, text, gates: the errors of each chain, the errors of the text or None, and the gates with judgements.
-        sensitivity: for quantised weights, the KL divergence in nats that each layer causes alone; else {}.
+        sensitivity: for quantised weights, the KL divergence in nats that quantising only one layer causes, by layer; else {}.
         advice: what to do if a gate failed.
         model_id: the id of the model.
         ran_on: the kind of inputs: "random inputs", "real inputs" or "the text".

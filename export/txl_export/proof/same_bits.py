@@ -75,7 +75,7 @@ def _with_one_zero(results: Iterable[dict[str, Array]]) -> Iterator[dict[str, Ar
 
 
 def _repeated(model: Model, calls: Sequence[Call], bits: Bits) -> None:
-    """Compare the results of calls with commit=False, and of one with commit=True, on the same segments."""
+    """Compare the results of calls with commit=False, and of a call with commit=True, on the same segments."""
     stream = model.stream()
     for inputs, counts in calls:
         one = stream.run(inputs, lengths=counts, commit=False)

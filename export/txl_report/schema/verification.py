@@ -225,7 +225,7 @@ class Verification(Struct, kw_only=True):
         spread: None if there are no chains, and in older files.
         chains: the chains that ran.
         text: None if no text was read.
-        sensitivity: for quantised weights, the divergence in nats that each layer causes alone.
+        sensitivity: for quantised weights, the divergence in nats that quantising only one layer causes, by layer.
     """
 
     passed: bool

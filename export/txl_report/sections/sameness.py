@@ -28,7 +28,7 @@ STATES: dict[bool | None, tuple[State, str]] = {
 
 
 def sameness_section(facts: Facts) -> Section:
-    """Show the results of the verification at export and of a later one."""
+    """Show the results of the verification at export and of a later verification."""
     blocks: list[Block] = []
     again = f"Verified again: {facts.verify_file}"
     for name, verification, title, missing in (

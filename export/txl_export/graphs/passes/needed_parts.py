@@ -30,7 +30,7 @@ def compute_what_is_read(graph: ir.Graph) -> None:
             continue
         ends = list(_ends(value))
         if sum(map(_fewest, ends)) > MOST * _fewest(value):
-            continue  # decided by sizes alone, before large arrays of numbers are made
+            continue  # sizes are enough to decide this, before large arrays of numbers are made
         parts = [part for part in map(_part, ends) if part is not None]
         if not parts or len(parts) < len(ends):
             continue
