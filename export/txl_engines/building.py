@@ -86,7 +86,7 @@ class CompiledEngines:
         self.platform = ANYWHERE if library.facts.portable else platform_name()
         self.recipe = RTX_RECIPE if library.target == "rtx" else RECIPE
         self.ring = ring_works(library.facts)
-        self.shares = library.facts.portable  # not tried with TensorRT itself
+        self.shares = library.facts.portable  # sharing was not tried with TensorRT itself
 
     def read(
         self, data: bytes, program: Program, folder: Path, hashes: Mapping[str, str] | None = None, shared: str = ""

@@ -117,7 +117,7 @@ class Compiler:
         if problems is not None and "MALFORMED_ENGINE" in problems:
             return Examined(problem="its header is not an engine's (MALFORMED_ENGINE)")
         if problems is not None:
-            # The engine is for a different GPU or driver, or this machine has no driver: not the engine's fault.
+            # The engine is for a different GPU or driver, or this machine has no driver: no fault of the engine.
             reason = ", ".join(problems) or "no usable CUDA driver"
             return Examined(verified=(f"header (not loaded here: {reason})",))
         engine = runtime.deserialize_cuda_engine(memoryview(engine_bytes))

@@ -34,7 +34,7 @@ Transpose.
 """
 BACK = ".back"
 ENDS = (*get_args(Use), f"turned{BACK}")
-"""Suffixes of the names of new values."""
+"""Suffixes of the names of new values that replace a weight."""
 
 
 def give_weights(graph: Graph, file: str) -> Graph:

@@ -54,7 +54,7 @@ MACHINES: dict[Instructions, tuple[str, ...]] = {
     "neon": ("-march=armv8.2-a+dotprod",),
     "plain": (),
 }
-"""Options that name the processor to the compiler, by instructions; GCC 11 and Clang 12 know these names."""
+"""Options that name an instruction set to the compiler; GCC 11 and Clang 12 know these options."""
 COMPILERS = ("cc", "gcc", "clang")
 Platform = Literal["linux-x86_64", "linux-aarch64"]
 PLATFORMS: dict[Platform, Instructions] = {"linux-x86_64": "avx2", "linux-aarch64": "neon"}

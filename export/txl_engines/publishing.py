@@ -92,7 +92,7 @@ class Staging:
                     "be unlisted; build again"
                 ) from None
             for name in self._dropped:
-                with contextlib.suppress(OSError):  # already unlisted; Windows keeps a file that a process has open
+                with contextlib.suppress(OSError):  # Windows keeps an open file, which is unlisted already
                     (self._bundle / name).unlink()
 
     def _written(self, name: str, document: Mapping[str, Any]) -> Path:
@@ -197,7 +197,7 @@ def _lock(bundle: Path) -> Iterator[None]:
     finally:
         try:
             _unlock(lock)
-        except BaseException:  # an interrupt during the release of the lock
+        except BaseException:  # an interrupt came during the release: finish it
             _unlock(lock)
             raise
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from txl_report.measuring.datastore import Searched
 
 MOST_TEXT = 4 << 20
-"""Maximum number of bytes of a text that are read, 4 MiB: more than are ever measured, and small enough for memory."""
+"""Maximum number of bytes of a text that are read, 4 MiB: more than any measurement uses, and small enough for memory."""
 _MANIFEST_HEAD = 4096
 """Number of bytes at the beginning of a manifest.json in which the format's name is searched, to recognise a bundle."""
 
@@ -125,7 +125,7 @@ def write_report(
     listener.stage("write the page")
     page = page_values(facts, measured, when)
     data = render(page).encode()
-    check_place(out, force)  # again, because measuring takes time
+    check_place(out, force)  # checked again, because measuring takes time
     write_named(out, data)
     states = [
         SectionState(section.name, section.present, tuple(gap.why for gap in section.gaps)) for section in page.sections

@@ -124,7 +124,7 @@ def publishing(target: Path, force: bool, kind: Kind = BUNDLE) -> Iterator[Path]
             _check(target, force, kind)
             _place(partial, target, kind)
         with _explained(target, f"the new {kind.noun} is there, but a loss of power may undo that"):
-            sync_folder(target.parent)  # must precede the removal of the old bundle's files
+            sync_folder(target.parent)  # before the old bundle's files are removed
     finally:
         try:
             _clean(partial, target)

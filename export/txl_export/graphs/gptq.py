@@ -33,7 +33,7 @@ def round_to_inputs(matrix: Tensor, inputs: Tensor, block: int) -> tuple[Tensor,
             the remaining codes are the zero point.
     """
     size, width = matrix.shape
-    left = matrix.double()  # changes in the loop: includes the errors of rows that are already rounded
+    left = matrix.double()  # the loop adds the errors of rows that are already rounded
     factor = _factor(inputs)
     count = -(-size // block)
     codes, scales, zeros = torch.empty(count, block, width), torch.empty(count, width), torch.empty(count, width)
@@ -57,7 +57,7 @@ def round_to_inputs(matrix: Tensor, inputs: Tensor, block: int) -> tuple[Tensor,
 
 def _factor(inputs: Tensor) -> Tensor:
     """Return the upper Cholesky factor of the inverse of `inputs` + damping · identity, float64 [in, in]."""
-    damping = DAMPING * float(inputs.diagonal().mean()) or 1.0  # 1.0 if all inputs were 0, which rounds plainly
+    damping = DAMPING * float(inputs.diagonal().mean()) or 1.0  # 1.0 if all inputs were 0: all rows round plainly
     damped = inputs + damping * torch.eye(len(inputs), dtype=torch.float64)
     factor: Tensor = torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(damped)), upper=True)
     return factor

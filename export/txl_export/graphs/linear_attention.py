@@ -248,7 +248,7 @@ def _chunk(build: Builder, part: Part, state: ir.Value | None, n: int, rates: in
 def _inverse(build: Builder, below: ir.Value, n: int) -> ir.Value:
     """Return (I + the part of `below` below the diagonal)⁻¹, [n, n]; blocks of 2, 4, … rows join two smaller blocks.
 
-    [[A, 0], [C, D]]⁻¹ = [[A⁻¹, 0], [-D⁻¹ C A⁻¹, D⁻¹]]. A sum of powers would lose all digits for keys that are nearly equal.
+    [[A, 0], [C, D]]⁻¹ = [[A⁻¹, 0], [-D⁻¹ C A⁻¹, D⁻¹]]. A sum of powers would lose all digits for nearly equal keys.
     """
     rows, columns = np.ogrid[:n, :n]
     inverse, size = build.constant(np.eye(n, dtype=np.float32)), 1

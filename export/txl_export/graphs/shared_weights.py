@@ -115,7 +115,7 @@ class SharedWeights:
         if key in self._own:
             self._names_by_content[key] = self._own[key]
             return self._own[key], False
-        if values.ndim == 2:  # the exporter transposes small matrices; the parameter itself may be read, too
+        if values.ndim == 2:  # the exporter transposes small matrices; a graph may read the parameter itself, too
             turned = _content(np.ascontiguousarray(values.T))
             if turned in self._own:
                 self._names_by_content[turned] = self._own[turned]

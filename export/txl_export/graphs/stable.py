@@ -57,7 +57,7 @@ def _atan2(y: Tensor, x: Tensor) -> Tensor:
     height, width = y.abs(), x.abs()
     steep = height > width
     less, more = torch.where(steep, width, height), torch.where(steep, height, width)
-    angle = torch.where(less == more, more.sign(), less / more).atan()  # covers two zeros and two infinities
+    angle = torch.where(less == more, more.sign(), less / more).atan()  # two zeros, or two infinities, are equal, too
     angle = torch.where(steep, math.pi / 2 - angle, angle)
     angle = torch.where(_negative(x), math.pi - angle, angle)
     return angle * torch.where(_negative(y), -1, 1)  # where(…, -angle, angle) would return 0 for -0

@@ -73,7 +73,7 @@ def take_apart(model: ir.Model, count: int) -> list[Stack]:
                 elif not added and (start, end) != (0, size_of(value, axis)):
                     value = back.slice(value, axis, start, end)
                 graph.inputs.append(part)
-                graph.outputs.append(back.op("Identity", [value], value.shape))  # one node for each output
+                graph.outputs.append(back.op("Identity", [value], value.shape))  # each output needs its own node
             stacks.append(stack)
         join_once(graph)
         RemoveUnusedNodesPass()(model)

@@ -15,8 +15,8 @@ LAST = 8
 """Number of successive segments in which an integer has to grow (or shrink) to count as a counter, such as the steps of
 an episode.
 
-After a change in the opposite direction, the number of segments so far is needed in addition. So the position in a
-ring, which returns to 0 repeatedly, is no counter.
+After a change in the opposite direction, the integer needs `LAST` segments more than have run so far. So the position
+in a ring, which returns to 0 repeatedly, is no counter.
 """
 
 

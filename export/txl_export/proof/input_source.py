@@ -126,7 +126,7 @@ def read_samples(path: Path) -> dict[str, Array]:
             return {name: stored[name] for name in stored.files}
     except FileNotFoundError:
         raise UsageError(f"{path}: no such file, expected arrays by input name; check the path") from None
-    except Exception as error:  # numpy, zipfile and zlib raise their own types
+    except Exception as error:  # numpy, zipfile and zlib raise errors of their own types
         reason = one_line(error)
         raise UsageError(f"{path}: {reason}; expected arrays by input name, as numpy.savez writes them") from None
 

@@ -18,7 +18,7 @@ from txl_export.proof.decades import EDGES, KL_EDGES, counts_of
 from txl_export.proof.ranks import RankCounts
 
 AMPLIFIES = "it amplifies rounding: look whether its weights are trained, or too large"
-"""Advice if the model differs between float32 and float64 as much as its bundle differs from it."""
+"""Advice if the model differs between float32 and float64 as much as the bundle differs from the model."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Parity:
         precision: the bundle's precision.
         reference: a description of the reference.
         chains, text, gates: the errors of each chain, the errors of the text or None, and the gates with judgements.
-        sensitivity: for quantised weights, the KL divergence in nats that quantising only one layer causes, by layer; else {}.
+        sensitivity: for quantised weights, the KL divergence in nats of quantising only one layer, by layer; else {}.
         advice: what to do if a gate failed.
         model_id: the id of the model.
         ran_on: the kind of inputs: "random inputs", "real inputs" or "the text".

@@ -76,7 +76,7 @@ class _Pair:
         self._manifest = manifest
         self._count = 1 if manifest.can.run_apart else manifest.batch_size
         self._streams = ReferenceStreams(manifest, reference, self._count)
-        # Random tokens, because with equal ones results would not show which positions a position attends to.
+        # Random tokens, because with equal tokens results would not show which positions a position attends to.
         self._source = InputSource(manifest, None, np.random.default_rng(0))
         self._outputs = {output.name: output.axes for output in manifest.outputs}
 

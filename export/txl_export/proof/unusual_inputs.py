@@ -119,7 +119,7 @@ def _limit() -> float:
 
 def _times(values: Any, factor: int) -> Any:
     """Return a float array times the factor; return any other array, or None, unchanged."""
-    with np.errstate(all="ignore"):  # 0 times infinity
+    with np.errstate(all="ignore"):  # 0 times infinity is NaN
         return values if values is None or values.dtype.kind != "f" else values * np.float32(factor)
 
 

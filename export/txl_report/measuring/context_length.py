@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 MOST_COMPARED = 8_192
 """Maximum number of tokens that are compared; a quarter for a large model (`fewer`)."""
 FEWEST_COMPARED, FEWEST_BLOCKS = 1_000, 16
-"""Minimum number of tokens, and of blocks of Δ tokens, for a result. A tenth of the tokens is then still a hundred."""
+"""Minimum number of tokens, and of blocks of Δ tokens, for a result, so that a tenth of the tokens is a hundred."""
 LENGTHS = 24
 """Approximate number of context lengths that are compared."""
 SHARE, LEAST_GAIN = 0.1, 0.01

@@ -17,7 +17,7 @@ from txl_report.schema.reading import Amount, Number, Word, decode_document, sho
 
 Unit = Literal["nats", "relative", "values"]
 """Unit of an error: nats; relative to max(1, largest reference value so far); for exact values, the number
-that differ.
+of values that differ.
 """
 Counts = Annotated[tuple[Amount, ...], Meta(max_length=64)]
 """Count of each bin of a histogram: below the first edge, between neighbouring edges, and from the last edge on."""

@@ -24,7 +24,7 @@ STATES: dict[bool | None, tuple[State, str]] = {
     False: ("failed", "failed"),
     None: ("none", "not judged"),
 }
-"""For each value of a gate's `passed`: (style of the badge, words)."""
+"""Style and words of a gate's badge, for each value of the gate's `passed`."""
 
 
 def sameness_section(facts: Facts) -> Section:
