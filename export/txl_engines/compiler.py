@@ -59,7 +59,7 @@ class Examined:
 
 
 class Compiler:
-    """Parses, builds and examines with one library."""
+    """Parses graphs, and builds and examines engines, with one library."""
 
     def __init__(self, library: Library) -> None:
         self.library = library

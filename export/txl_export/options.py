@@ -1,4 +1,4 @@
-"""The options of an export: their names, types, defaults and meaning, once for Python and for the command line.
+"""Defines the options of an export, with types, defaults and meaning, once for Python and for the command line.
 
 An option is added here, as a field of `ExportOptions`: `txl_export.export` takes it as a keyword argument, and
 `txl-deploy export` offers it as a flag if the field has one. Importing this module needs neither torch nor onnx.

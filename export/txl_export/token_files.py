@@ -1,4 +1,4 @@
-"""Reads the real text on which a model is judged as token ids."""
+"""Reads real text, with which a model is judged, as token ids."""
 
 from __future__ import annotations
 

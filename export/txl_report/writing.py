@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from txl_report.measuring.datastore import Searched
 
 MOST_TEXT = 4 << 20
-"""Maximum number of bytes of a text that are read, 4 MiB: more than any measurement uses, and small enough for memory."""
+"""Maximum number of bytes of a text that are read, 4 MiB: more than any measurement uses, and little memory."""
 _MANIFEST_HEAD = 4096
 """Number of bytes at the beginning of a manifest.json in which the format's name is searched, to recognise a bundle."""
 

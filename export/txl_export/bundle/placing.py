@@ -49,7 +49,7 @@ BUNDLE = Kind("bundle", MANIFEST, "model.txl")
 
 
 def is_text(path: Path) -> bool:
-    """Return whether a path is UTF-8; a Linux path may hold any bytes, and some libraries refuse bytes of no UTF-8."""
+    """Return whether a path is UTF-8; a Linux path may hold other bytes, which some libraries refuse."""
     return not re.search("[\ud800-\udfff]", str(path))
 
 
@@ -184,7 +184,7 @@ def _remove_tree(folder: Path) -> None:
 
 
 def _settle(target: Path) -> None:
-    """Rename a bundle that was set aside back if the new bundle is missing; else remove the bundle set aside."""
+    """If the new bundle is missing, give the bundle that was set aside its name back; else remove the old bundle."""
     for aside in sorted(target.parent.glob(f".{glob.escape(target.name)}{ASIDE}*")):
         if target.exists():
             _remove_tree(aside)
@@ -209,7 +209,7 @@ def _exchange(first: Path, second: Path) -> bool:
 
 
 def _recover(target: Path) -> None:
-    """Clean up after killed runs: rename a bundle that was set aside back, and remove unfinished folders."""
+    """Clean up after killed runs: give a bundle that was set aside its name back, and remove unfinished folders."""
     _settle(target)
     left = target.parent.glob(f".{glob.escape(target.name)}{PARTIAL}*")
     for partial in {path.with_name(path.name.removesuffix(LOCK)) for path in left}:

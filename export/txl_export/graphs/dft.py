@@ -150,6 +150,6 @@ def _constant(node: ir.Node, value: ir.Value) -> NDArray[Any]:
 
 
 def _refused(node: ir.Node, fault: str, final: bool = True) -> UnsettledError:
-    """Return the error; not final if a window is computed, because torch can decompose such an STFT into a DFT."""
+    """Return the error; `final` is False for a computed window: torch can decompose such an STFT into a DFT."""
     trace = node.metadata_props.get(STACK_TRACE, "")
     return UnsettledError(f"it becomes the operator {node.op_type} {fault}", trace, final)

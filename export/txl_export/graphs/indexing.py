@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 def plain_indices(exported: Any) -> Any:
-    """Return an exported program with reads and writes at int32 and bool indices rewritten; itself if it has none."""
+    """Rewrite a program's reads and writes at int32 and bool indices; return the same object if it has none."""
     indices = (index for node in exported.graph.nodes if node.target in _AT_INDICES for index in node.args[1] if index)
     convertible = any(index.meta["val"].dtype in (torch.int32, torch.bool) for index in indices)
     forms = {aten.index.Tensor: _read, aten.index_put.default: _write}

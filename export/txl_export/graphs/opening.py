@@ -30,7 +30,7 @@ class FixedBatchError(Exception):
 
 
 def open_batch(model: ir.Model, other: ir.Model, size: int) -> None:
-    """Open the number of sequences in a graph, in place. After an error the graph is unusable.
+    """Make a graph take any number of sequences, in place. After an error the graph is unusable.
 
     Args:
         model: a settled graph of `size` sequences.

@@ -1,4 +1,4 @@
-"""Writes products with quantised matrices with ONNX Runtime's own operators.
+"""Writes products with quantised matrices as ONNX Runtime's own operators.
 
 For few rows at a time (decoding) a product is one operator, MatMulNBits, which takes as long as reading the weights.
 For many rows an int8 product is written around a product of integers. This form is twice as fast for many rows, and
@@ -35,7 +35,7 @@ FEW = "-few.onnx"
 
 
 def has_many_rows(program: Program) -> bool:
-    """Return whether a program multiplies at least `MANY` rows at a time; if B is open, at least so for one sequence.
+    """Return whether a program multiplies at least `MANY` rows at a time; an open B counts as 1.
 
     The answer for a rolled program is no, because its rows have two axes.
     """

@@ -101,7 +101,7 @@ def planned(manifest: Manifest, segments: int | None, samples: int = 0, brief: b
     rest += [Planned(f"segments of {length}", many, (length,) * SHORT, PATIENCE * SHORT) for length in lengths[1:]]
     if manifest.batch_size > 1 and manifest.can.run_apart:
         rest.append(Planned("one sequence alone", 1, (lengths[0],) * ALONE))
-    to_judge_drift = 6 * math.ceil(DRIFT_ROWS / (lengths[0] * many))  # enough if a third of the segments fills the state
+    to_judge_drift = 6 * math.ceil(DRIFT_ROWS / (lengths[0] * many))  # enough if a third of these fills the state
     longest = max(LONG, to_judge_drift, SEGMENTS - sum(chain.segments for chain in rest))
     sampled = max(longest, min(math.ceil(samples / many), SAMPLED, int(_affordable(manifest) / many)))
     most = max(sampled, PATIENCE * longest)
@@ -139,7 +139,7 @@ def _operations_of(manifest: Manifest, segments: int) -> Planned:
 
 
 def live_sequences(manifest: Manifest) -> int:
-    """Return the maximum number of sequences that run in a segment; all sequences in lockstep run."""
+    """Return the maximum number of sequences that run in a segment; in lockstep, the batch size."""
     if not manifest.can.run_apart:
         return manifest.batch_size
     return max(1, min(manifest.batch_size, LIVE, int(_affordable(manifest) / SEGMENTS)))

@@ -21,7 +21,7 @@ embedding into memory, per open program; neighbours share pages."""
 
 
 class InputSource:
-    """An endless source of segments.
+    """An endless source of the inputs of segments.
 
     Each sequence reads a sample from a random position to its end and on from its beginning, then the next sample.
 

@@ -64,7 +64,7 @@ class Parity:
         return self if self.text is None else replace(self, text=structs.replace(self.text, behind=fitted))
 
     def with_words(self, differing: Sequence[str] | None) -> Parity:
-        """Return a copy with a gate on the number of differences between vocabularies; None if none were compared."""
+        """Return a copy with a gate on the differences of vocabularies; `differing` is None if none were compared."""
         advice = f"{differing[0]}; give --vocabulary the file that the export was given" if differing else ""
         count, passed = (None, None) if differing is None else (float(len(differing)), not differing)
         return replace(self, gates=(*self.gates, Gate(VOCABULARY, count, 0.0, passed)), words=advice)

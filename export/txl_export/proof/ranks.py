@@ -36,7 +36,7 @@ class RankCounts:
     shared: int = 0
 
     def add(self, favourite: NDArray[np.intp], expected: NDArray[Any], found: NDArray[Any]) -> None:
-        """Count n positions.
+        """Add n positions to the counts.
 
         Args:
             favourite: the reference's best token at each position, [n].

@@ -28,7 +28,7 @@ its valid positions in pieces. The next piece overwrites a piece."""
 
 
 class Reference(Protocol):
-    """A step in plain PyTorch, arrays in and arrays out.
+    """A step in plain PyTorch that takes and returns arrays.
 
     Attributes:
         described: a description of the model and its precision, for the report.

@@ -54,7 +54,7 @@ class Trial:
 
 
 class SideBySide:
-    """One stream of the bundle and one of the reference, with the same number of sequences.
+    """A stream of the bundle and a stream of the reference, with the same number of sequences.
 
     Attributes:
         errors: the errors found so far.
@@ -95,7 +95,7 @@ class SideBySide:
         return self._truth.count
 
     def segment(self, inputs: dict[str, Array], counts: Ids, commit: bool = True) -> None:
-        """Run one segment on both sides and compare; the bundle gets NaN at positions beyond counts [b].
+        """Run one segment on both sides and compare them; the bundle gets NaN at positions beyond counts [b].
 
         For example, {"x": [2, 5, 8]} with counts [5, 3].
         """

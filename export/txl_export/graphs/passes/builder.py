@@ -77,7 +77,7 @@ class Builder:
         return self.op("Gather", [value, self.constant(which)], shape, axis=axis)
 
     def slice(self, value: ir.Value, axis: int, first: int, end: int) -> ir.Value:
-        """Return the positions `first` … `end` - 1 along an axis."""
+        """Return the positions `first` … `end` - 1 of a value along an axis."""
         bounds = [self.numbers(one) for one in (first, end, axis)]
         return self.op("Slice", [value, *bounds], _with_size(value, axis, end - first))
 

@@ -110,7 +110,7 @@ def _are_all(view: View) -> bool:
 
 
 def _is_less(attention: _Attention) -> bool:
-    """Return whether the replacement saves the factor `GAIN` and `LEAST` multiplications in total.
+    """Return whether the replacement saves at least a factor of `GAIN`, and at least `LEAST` multiplications.
 
     An open B counts as one sequence.
     """

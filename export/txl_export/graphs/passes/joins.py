@@ -109,7 +109,7 @@ def cut(pieces: Iterable[Piece], start: int, end: int) -> list[Piece]:
 
 
 def _merged(pieces: Iterable[Piece]) -> list[Piece]:
-    """Merge neighbours in the list that are also neighbours in the same value."""
+    """Merge neighbouring pieces that are also neighbours in the value from which they come."""
     result = list[Piece]()
     for piece in pieces:
         if result and result[-1].value is piece.value and result[-1].end == piece.start:

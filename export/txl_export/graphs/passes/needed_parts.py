@@ -1,4 +1,4 @@
-"""Computes only those rows and columns of a product that are read.
+"""Computes only the rows and columns of a product that are read.
 
 If queries, keys and values are one product, this product has queries for all rows, although only the queries of the
 last rows are read. Leaving the unread ones out saves up to a third of the product.

@@ -77,7 +77,7 @@ def scalar_of(value: ir.Value | None) -> float | None:
 
 
 def is_constant(value: ir.Value | None) -> bool:
-    """Return whether a value depends on constants only; a loop, because recursion is too deep for some graphs."""
+    """Return whether a value depends only on constants; a loop, because some graphs are too deep for recursion."""
     known, left = set[ir.Value](), [value]
     while left:
         one = left.pop()
