@@ -1,7 +1,8 @@
-"""Rewrites correct graphs for the engines' compilers.
+"""Rewrites correct graphs into forms that the engines' compilers take.
 
 For every target Max and Min replace Clip on integers: ONNX Runtime has no CUDA kernel of Clip for int32, and TensorRT
-documents none. Graphs of older exports contain such Clips. TensorRT and TensorRT-RTX need two more rewrites.
+documents none. Graphs of older exports contain such Clips. TensorRT and TensorRT-RTX need two more rewrites: Elu
+becomes simpler operators, and a weight that starts where a longer one starts moves into the graph.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _WHOLE = frozenset({"INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT3
 
 
 def adapt(graph: Graph) -> Graph:
-    """Rewrite a checked graph for the libraries' parsers; its `sha256` remains that of the bytes before the rewrite."""
+    """Rewrite a checked graph for the libraries' parsers; `sha256` stays the hash of the bytes before the rewrite."""
     graph = without_elu(without_clip(graph))
     model = decode_graph(graph.data, graph.path)
     changed = _separate(model, graph.path)
@@ -26,12 +27,12 @@ def adapt(graph: Graph) -> Graph:
 
 
 def without_clip(graph: Graph) -> Graph:
-    """Replace each Clip on integers by Max and Min; the graph's `sha256` remains."""
+    """Replace each Clip on integers by Max and Min; the graph's `sha256` stays as it is."""
     return _replaced(graph, "Clip", lambda model, node, kind: _bounds(node) if kind in _WHOLE else None)
 
 
 def without_elu(graph: Graph) -> Graph:
-    """Replace each Elu by Max, Min and Exp; the graph's `sha256` remains.
+    """Replace each Elu by Max, Min and Exp; the graph's `sha256` stays as it is.
 
     TensorRT-RTX 1.7 parses Elu, but its compiler fails on some graphs with two of them, e.g. a policy of rl_games: "elu
     … There are 2 inputs. Expected 1".
@@ -40,7 +41,7 @@ def without_elu(graph: Graph) -> Graph:
 
 
 def _replaced(graph: Graph, operator: str, make: Callable[[Any, Any, str], list[Any] | None]) -> Graph:
-    """Replace each node of an operator by the nodes made(model, node, element type); None keeps the node."""
+    """Replace each node of an operator by the nodes of `make(model, node, element type)`; None keeps the node."""
     if all(operator != other for _, other in graph.nodes):
         return graph
     model = decode_graph(graph.data, graph.path)
@@ -95,7 +96,7 @@ def value_types(data: bytes) -> dict[str, str]:
 
 
 def _bounds(clip: Any) -> list[Any]:
-    """Return the nodes that replace a Clip: Max for a lower bound, then Min for an upper one; Identity for neither."""
+    """Return the nodes that replace a Clip: Max for a lower bound, Min for an upper one, Identity for neither."""
     onnx = import_onnx()
     ends = [(kind, [end]) for kind, end in zip(("Max", "Min"), clip.input[1:], strict=False) if end]
     ends = ends or [("Identity", [])]
@@ -107,7 +108,7 @@ def _bounds(clip: Any) -> list[Any]:
 
 
 def _separate(model: Any, path: Path) -> bool:
-    """Embed each weight in the graph that starts where a longer one starts; return whether there was one.
+    """Copy each weight that starts where a longer weight starts into the graph; return whether there was such a weight.
 
     Graphs share one weight file, but the parsers identify weights by their offset, and refuse two weights with the same
     offset and different lengths ("Weights of same values but of different counts").

@@ -4,13 +4,13 @@ A graph writes attention as products and a softmax. TensorRT-RTX fuses these, bu
 a different layout: two more kernels in every layer, and three times the traffic. In a step of one position, the kernel
 for ONNX's Attention reads the buffers in place. With more positions the library copies in either form, unless each
 position is a head of its own that shares its keys, e.g. 4 positions of 8 heads as 32 heads of one position. Then keys
-and values are read once for every position, so only short segments are written so; in longer ones products give fewer
-kernels, and they stay (docs/measurements/rtx.md has the table).
+and values are read once for every position, so only short segments are written so; in longer segments products give
+fewer kernels, so the products stay (docs/measurements/rtx.md has the table).
 
 This form adds the mask to the scores, while the products replace the scores of hidden keys by -1e4. The mask is low
 enough to hide any score below 1e30 in float32 and bfloat16, and up to 65504 in float16. The two forms differ for one
 case: a hidden key that is NaN or infinite reaches the result here, and does not with the products. A hidden value that
-is NaN or infinite reaches it in both.
+is NaN or infinite reaches the result in both forms.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from txl_runtime.bundle.tables import Program
 from txl_engines.checking import Graph, decode_graph, import_onnx, readers_of
 
 MULTIPLE = 8
-"""Head sizes must be multiples of this; the kernel pads others in copies, so it reads nothing in place."""
+"""Head sizes must be multiples of 8: the kernel pads keys of other sizes in copies, so it reads nothing in place."""
 POSITIONS = 5
 """Longest segment whose positions may be heads: the longest that `export --lookup` makes for drafts."""
 FEWEST, MOST = 8, 256
@@ -48,7 +48,7 @@ class Attention(NamedTuple):
 def unite_attention(graph: Graph, program: Program, positions: int = 1) -> Graph:
     """Replace each attention over ring memory by one operator if the program is short enough; else return `graph`.
 
-    `positions`: the longest segment for which this is done.
+    `positions` is the longest segment whose attentions are replaced.
     """
     if program.segment_length > positions or not graph.scatters:
         return graph
@@ -84,7 +84,7 @@ def unite_attention(graph: Graph, program: Program, positions: int = 1) -> Graph
 def _attends(graph: Any, each: Attention, mask: str, keys: tuple[int, ...], positions: int) -> list[Any]:
     """Return the nodes of one attention; each of several positions becomes a head of its own that shares its keys.
 
-    `keys`: their shape [B, H, C, d_head], e.g. [1, 8, 648, 64]; of 4 positions, queries become [1, 32, 1, 64].
+    `keys` is the shape [B, H, C, d_head] of the keys, e.g. [1, 8, 648, 64]; 4 positions make queries [1, 32, 1, 64].
     """
     onnx, name = import_onnx(), f"attend.{each.out}"
     (batch, heads, slots, width), node = keys, onnx.helper.make_node
@@ -105,7 +105,7 @@ def _attends(graph: Any, each: Attention, mask: str, keys: tuple[int, ...], posi
 
 
 def _lowest(kind: int, name: str) -> Any:
-    """Return the constant that hides a row: low, but small enough that no kernel's factor makes it infinite."""
+    """Return the constant that hides a row: low, but not so low that a kernel's factor makes it infinite."""
     onnx = import_onnx()
     return onnx.helper.make_tensor(name, kind, [], [-65504.0 if kind == onnx.TensorProto.FLOAT16 else -1e30])
 
@@ -116,9 +116,9 @@ def _fits(shape: tuple[int, ...]) -> bool:
 
 
 def find_attentions(graph: Any) -> Iterator[Attention]:
-    """Yield every attention that has the form this module rewrites.
+    """Yield every attention of the form Where(visible, query @ keyᵀ + bias, unseen) → softmax → @ value.
 
-    That is Where(visible, query @ keyᵀ + bias, unseen) → softmax → @ value, with or without casts around softmax.
+    There may be casts around the softmax.
     """
     makers = {name: node for node in graph.node for name in node.output}
     readers = readers_of(graph)

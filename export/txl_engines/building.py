@@ -1,6 +1,6 @@
-"""Makes engines for each target: a TensorRT library compiles them; for ONNX Runtime the graph is only composed.
+"""Makes the engines of a target: TensorRT or TensorRT-RTX compiles them; for ONNX Runtime composed graphs are engines.
 
-Each engine of a library is compiled in a separate process, and its errors say what to do.
+Each engine of TensorRT or TensorRT-RTX is compiled in a separate process; error messages say what to do.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ COMMAND = ("-m", "txl_engines.worker")
 PATIENCE = 30
 """Seconds that a build process may take to exit after its last message."""
 FP8_SINCE = 89
-"""Oldest GPU that has fp8, as ten times its compute capability."""
+"""Oldest GPU that has fp8, as ten times its compute capability 8.9."""
 NEWEST_OPSET = 24
-"""Newest opset that the exporter writes; which one ONNX Runtime runs depends on its version on the target."""
+"""Newest opset that the exporter writes; the newest that ONNX Runtime runs depends on its version on the target."""
 
 
 class CompiledEngines:
@@ -61,10 +61,10 @@ class CompiledEngines:
         target: the backend that will load the engines.
         title: the library's name and version, for messages.
         version, gpus, device, platform, recipe: the fields of an engine's `Identity`.
-        ring: whether its engines can update a ring of memory in place.
-        shares: whether its engines can read weights of which the device has one copy.
-        rounding: precision to which it rounds matrices; None for the bundle's own.
-        positions: see `unite_attention`.
+        ring: whether the library's engines can update a ring of memory in place.
+        shares: whether the library's engines can read weights of which the device has only one copy.
+        rounding: precision to which matrices are rounded; None for the bundle's own precision.
+        positions: the longest segment in which attention becomes one operator, see `unite_attention`.
 
     Raises:
         UsageError: the library takes no list of GPUs, or cannot build for one of them.
@@ -86,12 +86,12 @@ class CompiledEngines:
         self.platform = ANYWHERE if library.facts.portable else platform_name()
         self.recipe = RTX_RECIPE if library.target == "rtx" else RECIPE
         self.ring = ring_works(library.facts)
-        self.shares = library.facts.portable  # not tried with TensorRT itself
+        self.shares = library.facts.portable  # sharing was not tried with TensorRT itself
 
     def read(
         self, data: bytes, program: Program, folder: Path, hashes: Mapping[str, str] | None = None, shared: str = ""
     ) -> Graph:
-        """Check a composed graph, and rewrite it for the target; matrices are rounded if the maker does so.
+        """Check a composed graph, and rewrite it for the target; matrices are rounded if the maker has a `rounding`.
 
         Args:
             folder: the folder with the graph's external weights.
@@ -162,7 +162,7 @@ class ComposedEngines:
     def read(
         self, data: bytes, program: Program, folder: Path, hashes: Mapping[str, str] | None = None, shared: str = ""
     ) -> Graph:
-        """Check a composed graph (see `CompiledEngines.read`); `shared` is unused: sessions hold their weights."""
+        """Check a composed graph as `CompiledEngines.read` does; `shared` has no use: sessions hold their weights."""
         return without_clip(read_graph(data, program, folder, NEWEST_OPSET, hashes))
 
     def make(self, graph: Graph, program: Program, out: Path, listener: Listener) -> Outcome:
@@ -205,7 +205,7 @@ def check_gpus(
 ) -> tuple[int, ...]:
     """Check compute capabilities; return them sorted and each once, e.g. (86, 89) for [89, 86, 89].
 
-    Without any, matrices in fp8 get all GPUs that have fp8, because the library's own default includes GPUs without it.
+    Without any, fp8 engines are for all GPUs that have fp8, because the library's own default includes GPUs without it.
 
     Raises:
         UsageError: the library takes no list of GPUs, or cannot build for one of them.
@@ -256,7 +256,7 @@ def _place(weights: Path, link: Path) -> None:
 
 
 def _run(request: BuildRequest, graph: Graph, out: Path, listener: Listener, stderr: IO[bytes]) -> Outcome:
-    """Build in a second process, in a folder that contains only the weights."""
+    """Build an engine in a separate process, in a folder that contains only the weights."""
     with tempfile.TemporaryDirectory(prefix="txl-deploy-build-") as folder:
         for name in graph.weights:
             _place(graph.path.absolute().parent / name, Path(folder) / name)

@@ -58,7 +58,7 @@ class BundleBuild:
 
     Attributes:
         weight_bytes: bytes of weights that all engines together hold on a device.
-        shared_weight_bytes: the part of them that all engines share.
+        shared_weight_bytes: bytes of these weights that all engines share.
     """
 
     bundle: Path
@@ -87,7 +87,7 @@ def build_bundle(
         path: the bundle.
         target: "rtx", "tensorrt" or "cuda".
         gpus: compute capabilities, e.g. (86, 89, 120), for rtx; empty for its default list.
-        update: "ring" or "rolled"; None for the better one that both target and bundle support (a step's "replace" is
+        update: "ring" or "rolled"; None for the better rule that both target and bundle support (a step's "replace" is
             its only rule).
         force: build existing engines again.
         kinds: kinds of programs, e.g. ("logprobs",); None for all. The runtime falls back to log-probabilities for
@@ -95,9 +95,9 @@ def build_bundle(
         listener: receives progress and warnings.
         weights: "once": the engines read large weights from one copy on the device. "each": every engine holds its own
             copy. None: "once" if the target can share and there are several programs.
-        rounding: precision to which matrices are rounded, and the judge of a copy of the bundle with the same matrices,
-            which is called unless all engines are there; None for the bundle's own precision. A target's engines have
-            one precision.
+        rounding: the precision to which matrices are rounded, and the function that judges a copy of the bundle with
+            these matrices; it is called unless all engines exist already. None for the bundle's own precision. A
+            target's engines have one precision.
 
     Raises:
         TxlError: the build is impossible; the bundle is unchanged.
@@ -111,7 +111,7 @@ def build_bundle(
     to = rounding[0] if rounding else None
     if to:
         check_rounding(bundle.manifest, to, target, str(bundle.path))
-    positions = min(bundle.manifest.stepwise or 1, POSITIONS)  # drafts run segments that give what single steps give
+    positions = min(bundle.manifest.stepwise or 1, POSITIONS)  # drafts run only segments that equal single steps
     maker = open_maker(target, precision, gpus, to, positions)
     rule = choose_update(bundle.manifest.updates, update, maker.ring, maker.title)
     hashes = {name: record.sha256 for name, record in bundle.manifest.files.items()}
@@ -146,7 +146,7 @@ def default_kinds(manifest: Manifest) -> tuple[str, ...] | None:
     """Return the kinds of programs that `txl-deploy build` makes by default; None for all.
 
     Each engine takes time to build and load, and on most targets holds a copy of the weights. If a row of
-    log-probabilities is short, engines that only save fetching it are left out.
+    log-probabilities is short, engines that only save fetching the row are left out.
     """
     steps = any(program.kind == "step" for program in manifest.programs)
     return None if steps or manifest.vocab_size > SHORT_ROW else ("logprobs",)
@@ -211,9 +211,9 @@ def choose_update(held: Sequence[str], update: str | None, ring: bool, title: st
 def choose_weights(
     weights: Literal["once", "each"] | None, maker: Maker, rule: str, programs: int
 ) -> Literal["once", "each"]:
-    """Decide whether engines share weights: "once" if that saves memory, unless `weights` is "each".
+    """Decide whether engines share weights: "once" if sharing saves memory, unless `weights` is "each".
 
-    Rolled memory saves none: there, each step copies every matrix that is not in the engine.
+    With rolled memory, sharing saves none: each step copies every matrix that is not in the engine.
 
     Raises:
         UsageError: `weights` is "once", and the engines cannot share.
@@ -269,7 +269,7 @@ def _reusable(bundle: Bundle, name: str, identity: Identity, listener: Listener)
 
 
 def _judged(bundle: Bundle, graphs: Sequence[Graph], rounding: Rounding, judge: Judge) -> dict[str, Any]:
-    """Have a copy of the bundle judged whose matrices are rounded; return the findings, fields of `Sidecar`.
+    """Make a copy of the bundle with rounded matrices and have it judged; return the findings, fields of `Sidecar`.
 
     Raises:
         UsageError: no matrix is rounded.
@@ -286,8 +286,8 @@ def _judged(bundle: Bundle, graphs: Sequence[Graph], rounding: Rounding, judge: 
 
 
 def _others(bundle: Bundle, target: str, rule: str, built: Collection[str], rounding: str) -> list[str]:
-    """Return engines of a target that this build did not make and that become outdated: of the same rule, but a
-    different precision.
+    """Return the target's engines that become outdated: all that this build did not make, except engines of a different
+    update rule in the same precision.
     """
     engines = []
     for name in engine_names(bundle):
@@ -301,7 +301,7 @@ def _others(bundle: Bundle, target: str, rule: str, built: Collection[str], roun
 
 
 def _list_again(stage: Staging, bundle: Bundle, name: str) -> None:
-    """List a good engine in the manifest that a killed build left unlisted."""
+    """List in the manifest a good engine that a killed build left unlisted."""
     for file in (name, sidecar_path(name)):
         if file not in bundle.manifest.files:
             stage.place(file, bundle.file(file).read_bytes())

@@ -31,16 +31,16 @@ class Graph:
 
     Attributes:
         data: the graph's bytes.
-        path: the place of the graph's file (which need not exist); the folder contains its external weights.
+        path: the place of the graph's file (which need not exist); its folder contains the graph's external weights.
         sha256: SHA-256 of the composed bytes, before rewrites.
         weights: SHA-256 of each file of external weights.
         nodes: name and operator of each node, in the parser's order.
         attention_layers: number of attentions, counted as softmaxes between two products.
         scatters: number of TensorScatter nodes, i.e. of states that are updated in place.
-        states: names of the inputs and outputs of these nodes.
-        given: weights that became inputs.
-        weight_bytes: bytes of the other weights from the bundle's file.
-        saved_bytes: bytes by which rounded matrices are smaller than in that file.
+        states: names of these states, as inputs and as outputs.
+        given: weights that became inputs of the graph.
+        weight_bytes: bytes of all other weights, which the engine holds.
+        saved_bytes: bytes by which rounded matrices are smaller than in the bundle's weight file.
         rounded: offset in the weight file, and shape, of each matrix that was rounded.
     """
 
@@ -61,7 +61,7 @@ class Graph:
 def read_graph(
     data: bytes, program: Program, folder: Path, newest_opset: int, hashes: Mapping[str, str] | None = None
 ) -> Graph:
-    """Check a graph against its program. The arguments are those of `CompiledEngines.read`.
+    """Check a graph against its program. Its arguments are as for `CompiledEngines.read`.
 
     Raises:
         BundleError: the graph is unreadable, does not match its program, or has an opset outside the range.
@@ -149,7 +149,7 @@ def opset_of(model: Any) -> int:
 
 
 def _check_opset(model: Any, path: Path, newest: int) -> None:
-    """Refuse foreign operators, and an opset outside the range: the parsers accept any number without a word."""
+    """Refuse foreign operators, and an opset outside the range, because the parsers accept any opset silently."""
     others = {entry.domain for entry in model.opset_import} - {"", "ai.onnx"}
     if others:
         raise BundleError(f"{path}: uses the operators of {sorted(others)}, expected ONNX's own alone; {ADVICE}")
@@ -171,7 +171,7 @@ def binding_of(value: Any) -> Binding:
 
 
 def _check_weights(model: Any, path: Path) -> tuple[str, ...]:
-    """Return the names of the files of external weights; refuse one that is missing or too short."""
+    """Return the names of the files of external weights; refuse a file that is missing or too short."""
     ends: dict[str, int] = {}
     for tensor in _tensors(model.graph):
         place = place_of(tensor, path)
@@ -207,7 +207,7 @@ def _tensors(graph: Any) -> Iterator[Any]:
 
 
 def readers_of(graph: Any) -> dict[str, list[tuple[Any, int]]]:
-    """Return the nodes that read each value, with its place among their inputs: MatMul(x, w) is (MatMul, 1) of w."""
+    """Return the nodes that read each value, and its place among their inputs: MatMul(x, w) gives (MatMul, 1) for w."""
     readers: dict[str, list[tuple[Any, int]]] = {}
     for node in graph.node:
         for index, name in enumerate(node.input):

@@ -1,6 +1,6 @@
-"""Fixes an open B in a step's graph: the graph becomes the one that it was before export opened it.
+"""Fixes an open B in a step's graph, which then is the graph that it was before the export opened it.
 
-For the bundle's own B that is the captured graph, so engines are the same as from a graph that was never open. Only the
+For the bundle's own B this is the captured graph, so engines are the same as from a graph that was never open. Only the
 order of numbers that export computed from B may differ.
 """
 
@@ -68,7 +68,7 @@ def closed(model: Any, declared: Iterable[Any], program: Program) -> bytes:
 
 
 def _before(name: str) -> str:
-    """Return the name of the constant that a value replaces, by the value's own name; "" for other values."""
+    """Return the name of the constant that a value replaces, read from the value's name; "" for other values."""
     before, _, number = name.rpartition(OPENED)
     return before if not number or number.isdecimal() else ""
 
@@ -78,7 +78,7 @@ def _same(sizes: Mapping[str, tuple[int, ...]], one: str, other: str) -> bool:
 
 
 def _write_sizes(node: Any, tensor: Any, sizes: tuple[int, ...]) -> bool:
-    """Write known sizes in place of the 0 or -1 of a Reshape, or the 1 of an Expand; return whether they were known."""
+    """Write known sizes in place of a Reshape's 0 or -1, or an Expand's 1; return whether the sizes were known."""
     onnx = import_onnx()
     numbers = onnx.numpy_helper.to_array(tensor)
     if len(sizes) != len(numbers) or not all(sizes):

@@ -1,7 +1,7 @@
-"""Parsing, building and examining with TensorRT 10.x, 11.x and TensorRT-RTX: everything about building.
+"""Parses graphs, and builds and examines engines, with TensorRT 10.x, 11.x and TensorRT-RTX.
 
 Besides this module only `txl_runtime.device.engines.library` and `running` touch the libraries' objects; `library` says
-how. Besides, a network must outlive its parser, and an exception in a callback is lost.
+how. Two more rules hold here: a network must outlive its parser, and an exception in a callback is lost.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class NodeError(NamedTuple):
 
 @dataclass(frozen=True)
 class Network:
-    """A parsed graph, or the parser's errors; and the objects that must stay alive as long as the network."""
+    """A parsed graph or the parser's errors, with the objects that must stay alive as long as the network."""
 
     builder: Any
     network: Any
@@ -47,8 +47,8 @@ class Examined:
     Attributes:
         verified: the checks that the engine passed, for the sidecar.
         problem: the reason why the engine cannot be used; "" if this machine finds none.
-        layers: the library's listing of its layers; "" if it could not be loaded.
-        inputs, outputs: its bindings; empty if it could not be loaded.
+        layers: the library's listing of the engine's layers; "" if the engine could not be loaded.
+        inputs, outputs: the engine's bindings; empty if the engine could not be loaded.
     """
 
     verified: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ class Examined:
 
 
 class Compiler:
-    """A library's parser and builder."""
+    """Parses graphs, and builds and examines engines, with one library."""
 
     def __init__(self, library: Library) -> None:
         self.library = library
@@ -96,7 +96,7 @@ class Compiler:
         builder, network = parsed.builder, parsed.network
         config = builder.create_builder_config()
         config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
-        config.clear_flag(trt.BuilderFlag.TF32)  # on by default; it leaves fp32 products 10 bits of fraction
+        config.clear_flag(trt.BuilderFlag.TF32)  # TF32 is on by default, and leaves fp32 products 10 bits of fraction
         if library.facts.portable:  # else the engine may allocate while it runs, which a CUDA graph cannot record
             config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
         if library.facts.portable and gpus:
@@ -110,14 +110,14 @@ class Compiler:
         return builder.build_serialized_network(network, config)
 
     def examine(self, engine_bytes: Any) -> Examined:
-        """Check finished bytes as far as this machine can: the header, and loading them if there is a GPU."""
+        """Check an engine's bytes as far as this machine can: their header, and loading them if there is a GPU."""
         trt, library = self.library.module, self.library
         runtime = trt.Runtime(library.logger)
         problems = library.header_problems(runtime, engine_bytes)
         if problems is not None and "MALFORMED_ENGINE" in problems:
             return Examined(problem="its header is not an engine's (MALFORMED_ENGINE)")
         if problems is not None:
-            # The engine is for a different GPU or driver, or this machine has no driver: not the engine's fault.
+            # The engine is for a different GPU or driver, or this machine has no driver: no fault of the engine.
             reason = ", ".join(problems) or "no usable CUDA driver"
             return Examined(verified=(f"header (not loaded here: {reason})",))
         engine = runtime.deserialize_cuda_engine(memoryview(engine_bytes))
@@ -150,8 +150,8 @@ class Compiler:
 def _give_attention_its_keys(trt: Any, layers: Sequence[Any]) -> None:
     """Remove the products with 1 that the parser puts before the queries and keys of an attention of scale 1.
 
-    The compiler would drop the product, but still copy the keys. Besides, let attentions without a kernel become
-    several layers, which the library forbids by default.
+    The compiler would drop the product, but still copy the keys. Also let attentions without a kernel become several
+    layers, which the library forbids by default.
     """
     attentions = [layer for layer in layers if layer.type == trt.LayerType.ATTENTION_INPUT]
     if not attentions:
@@ -190,20 +190,20 @@ def _times_one(trt: Any, layers: Mapping[str, Any], product: Any) -> Any:
 
 def _observer(trt: Any, on_step: Callable[[], None]) -> Any:
     class Observer(trt.IProgressMonitor):  # type: ignore[misc, name-defined, unused-ignore]
-        """Counts steps. The library's announced totals are not used, because it does not keep to them."""
+        """Counts steps. The totals that the library announces are not used, because it does not keep to them."""
 
         def __init__(self) -> None:
             trt.IProgressMonitor.__init__(self)
 
         def phase_start(self, name: str, parent: str | None, steps: int) -> None:
-            """Do nothing."""
+            """Do nothing, because only finished steps are counted."""
 
         def step_complete(self, name: str, step: int) -> bool:
             on_step()
             return True
 
         def phase_finish(self, name: str) -> None:
-            """Do nothing."""
+            """Do nothing, because only finished steps are counted."""
 
     return Observer()
 

@@ -10,8 +10,8 @@ fixed. If a bundle has layers and softmax in separate graphs, they are joined fo
 
 The layers of a ring come from a graph whose segment length is open and is fixed here. The layers of rolled memory are
 cut out of the whole program that the CPU runs. The softmax is the bundle's head and tails. A score reads one column of
-the head and one of each tail, those of the target's word or cluster, and then selects among them. So no value is as
-wide as a vocabulary of several clusters, and there is no control flow.
+the head and one column of each tail, those of the target's word or cluster, and then selects among these columns. So no
+value is as wide as a vocabulary of several clusters, and there is no control flow.
 
 A `next` also returns, for each part of the softmax (the head's words, and each tail):
 
@@ -19,7 +19,7 @@ A `next` also returns, for each part of the softmax (the head's words, and each 
     sums                        float32 [B, parts], the sum of exp((value - best of the part) / temperature)
     clusters                    float32 [B, tails], log-probabilities of the further clusters, if there are any
 
-so that a greedy draw, one of the k best or one from a nucleus fetches some kilobytes instead of the row. The sum is
+So a greedy draw, a draw from the k best or a draw from a nucleus fetches some kilobytes instead of the row. The sum is
 relative to the part's best value: it is at least 1 and at most the number of words at any temperature, and loses no
 digits if the quotient is large. Temperature 0 is replaced by a number so small that only the best word is left in the
 sum.
@@ -49,8 +49,8 @@ BEST = 257
 """Number of words of each part that a `next` returns: 256, and one more, whose value shows whether the 256th is
 tied."""
 SHORT_ROW = 1024
-"""Number of entries up to which fetching a whole row of log-probabilities costs about as much as the best words
-alone."""
+"""Number of entries up to which fetching a whole row of log-probabilities costs about as much as fetching only the best
+words."""
 COLDEST = 1e-30
 """Lowest temperature: float32 differences divided by it stay finite, and exp of each is 0, except for a difference of
 0."""
@@ -59,10 +59,10 @@ COLDEST = 1e-30
 def whole_programs(manifest: Manifest, update: str) -> tuple[Program, ...]:
     """Return the programs that engines are built from.
 
-    For a bundle of steps these are the steps; for others, logprobs for every L, and last and score for the longest L. L
-    = 1 has no `last`: its only position is the last one, so it would equal `logprobs`. A large vocabulary has `next` in
-    place of `last`, for the longest L and for L = 1. Each exists for every B in the manifest; names for a smaller B end
-    with it, e.g. "-b1".
+    For a bundle of steps these are the steps; for other bundles, logprobs for every L, and last and score for the
+    longest L. L = 1 has no `last`: its only position is the last one, so it would equal `logprobs`. A large vocabulary
+    has `next` in place of `last`, for the longest L and for L = 1. Each program exists for every B in the manifest; the
+    names for a smaller B end with it, e.g. "-b1".
 
     Raises:
         UsageError: a step reads a state with an open number of rows.
@@ -104,7 +104,7 @@ def _check_sizes(programs: Sequence[Program]) -> None:
 
 
 def _whole_program(manifest: Manifest, kind: str, length: int, update: str) -> Program:
-    """Return the program of a kind: the bundle's own, or one made from its layers and that kind's results."""
+    """Return the program of a kind: the bundle's own, or a program of the bundle's layers and that kind's results."""
     layers = _layers(manifest, length, update)
     if layers.kind == kind:
         return layers
@@ -272,7 +272,7 @@ class _Softmax:
         targets = weaver.reshape("targets", self._batch * self._length, 1)
         targets = weaver.add("Max", weaver.add("Min", targets, weaver.int32(last)), weaver.int32(0))
         inside = {}
-        column = targets  # in the head: the word's, or that of the last cluster that begins at or before the word
+        column = targets  # of the head: the word's own, or that of the last cluster that begins at or before the word
         for cluster, (first, _) in list(enumerate(self._clusters))[1:]:
             begun = weaver.add("GreaterOrEqual", targets, weaver.int32(first))
             column = weaver.add("Where", begun, weaver.int32(words + cluster - 1), column)

@@ -1,17 +1,17 @@
 """Turns weights into inputs of a graph, so that all engines of a bundle read one copy on the device.
 
-A library copies a graph's weights into each engine. An input is outside: the runtime stores it once and passes its
-address to every engine. Which weights become inputs, and in which layout, depends on TensorRT-RTX's compiler
+A library copies a graph's weights into each engine. An input lies outside the engines: the runtime stores it once and
+passes its address to every engine. Which weights become inputs, and in which layout, depends on TensorRT-RTX's compiler
 (docs/measurements/rtx.md has the counts):
 
 * A matrix that a product reads is passed transposed, as [out, in], with a Transpose in the graph. The compiler itself
   has this layout for a step of one position. A matrix passed as [in, out] would be copied whole in each step.
 * A table whose rows are gathered, and the matrix of a Gemm that is [out, in] already, are passed unchanged. A weight
-  that is both becomes two inputs with one address; a single input would be copied.
+  that is used in both ways becomes two inputs with one address; a single input would be copied.
 * Vectors and small matrices stay in the engine, since each of them as an input adds a kernel.
-* A matrix of an odd size that a product reads stays in the engine: the compiler makes the size even, once for a weight
-  of its own and in each step for an input. A weight that the graph transposes, slices or joins before a product reads
-  it stays as well.
+* A matrix of an odd size that a product reads stays in the engine: the compiler makes the size even, only once for a
+  weight in the engine, but in each step for an input. A weight that the graph transposes, slices or joins before a
+  product reads it stays in the engine as well.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from txl_runtime.bundle.engines.sidecar import GivenWeight
 from txl_engines.checking import Graph, binding_of, decode_graph, import_onnx, place_of, readers_of
 
 LEAST_BYTES = 1 << 16
-"""Least size in bytes of a weight that becomes an input; each smaller one would cost a kernel."""
+"""Least size in bytes of a weight that becomes an input; each smaller weight would cost a kernel."""
 Use = Literal["gathered", "linear", "turned"]
 """Ways to read a weight: "gathered": by rows. "linear": as [out, in], by a Gemm. "turned": by a product, after a
 Transpose.
 """
 BACK = ".back"
 ENDS = (*get_args(Use), f"turned{BACK}")
-"""Suffixes of the names of new values."""
+"""Suffixes of the names of new values that replace a weight."""
 
 
 def give_weights(graph: Graph, file: str) -> Graph:
-    """Turn the graph's large weights in one file into inputs, after those that it has; its `sha256` remains."""
+    """Turn the graph's large weights in one file into inputs, after those that it has; its `sha256` stays as it is."""
     onnx, model = import_onnx(), decode_graph(graph.data, graph.path)
     readers = readers_of(model.graph)
     returned = {value.name for value in model.graph.output}
@@ -80,7 +80,7 @@ def give_weights(graph: Graph, file: str) -> Graph:
 
 
 def _use(node: Any, place: int) -> Use | None:
-    """Return how a node reads a weight; None if an input would be copied."""
+    """Return how a node reads a weight; None if the compiler would copy the weight as an input."""
     flags = {attribute.name: attribute.i for attribute in node.attribute}
     if node.op_type == "MatMul" and place == 1:
         return "turned"
@@ -90,7 +90,7 @@ def _use(node: Any, place: int) -> Use | None:
 
 
 def _read_in_place(shape: Sequence[int], uses: Sequence[Use | None]) -> bool:
-    """Return whether the compiler copies nothing of a weight that is an input with these uses."""
+    """Return whether the compiler reads a weight in place that is an input with these uses."""
     odd = is_odd(shape) and set(uses) != {"gathered"}
     return bool(uses) and None not in uses and len(shape) > 1 and not odd
 

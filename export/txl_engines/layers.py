@@ -16,7 +16,7 @@ NOT_KERNELS = frozenset({"signal", "wait", "shape_call", "noop", "constant", "cj
 COUNTING = frozenset({"memset", "add"})
 """Layer types that start no work if they write a single integer, e.g. a counter, which the host keeps."""
 REGION = "ForeignNode["
-"""Part of the name of a layer that contains several kernels; TensorRT's listing need not name them."""
+"""Part of the name of a layer that contains several kernels; TensorRT's listing need not name these kernels."""
 SIZES = {"Float": 4, "Int32": 4, "Half": 2, "BFloat16": 2, "Bool": 1, "Int8": 1, "FP8": 1, "Int64": 8}
 """Bytes per element of each type in listings."""
 
@@ -54,11 +54,11 @@ class Kernel:
         return any(mark in self.name for mark in FUSED_ATTENTION)
 
     def reads(self, names: Collection[str]) -> frozenset[str]:
-        """Return those of `names` that the kernel reads."""
+        """Return the names among `names` that the kernel reads."""
         return frozenset(tensor.name for tensor in self.inputs if tensor.name in names)
 
     def writes(self, names: Collection[str]) -> frozenset[str]:
-        """Return those of `names` that the kernel writes."""
+        """Return the names among `names` that the kernel writes."""
         return frozenset(tensor.name for tensor in self.outputs if tensor.name in names)
 
     def copies(self, names: Collection[str]) -> bool:
@@ -94,7 +94,7 @@ class LayerReport:
 def read_layers(listing: str, states: Collection[str] = ()) -> LayerReport:
     """Count the rows "Name: …, LayerType: …" of a listing at DETAILED verbosity.
 
-    `states`: names of inputs and outputs of memory that is updated in place.
+    `states` has the names of the inputs and outputs of memory that is updated in place.
     """
     rows = tuple((match["name"], match["kind"]) for match in _ROW.finditer(listing))
     if not rows:
@@ -131,5 +131,5 @@ def _operands(match: re.Match[str] | None) -> tuple[Operand, ...]:
 
 
 def _family(name: str) -> str:
-    """Return a kernel's name without its number in the list: "_gemm_mha_v2" for "_gemm_mha_v2_myl0_6"."""
+    """Return a kernel's name without its number in the listing: "_gemm_mha_v2" for "_gemm_mha_v2_myl0_6"."""
     return re.sub(r"_myl\d+_\d+$", "", name)

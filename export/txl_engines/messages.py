@@ -58,13 +58,13 @@ KNOWN: tuple[tuple[str, str], ...] = (
         r"plugin registry|Unsupported (?:reduction|attribute|node)|^not supported$",
         "expected operators that this library has; write the step with others, or run it with --backend cpu",
     ),
-    # Last, because without a driver this message accompanies every other one.
+    # This pattern is last, because without a driver this message accompanies every other message.
     (
         r"cudaError 35|CUDA initialization failure|CUDA driver version is insufficient",
         "expected an NVIDIA GPU and its driver; build on the machine that will run the engine",
     ),
 )
-"""Pattern of a message → what was expected, and what to do. The first matching pattern counts."""
+"""Pairs of a message's pattern and the advice: what was expected, and what to do. The first match counts."""
 
 UNKNOWN = "expected it to build; see the troubleshooting table in docs/engines.md, and report it if it is not there"
 
@@ -75,7 +75,7 @@ def explain_parse(errors: Sequence[NodeError], graph: Graph, title: str) -> str:
         return f"{graph.path}: {title} cannot read it and does not say why; {UNKNOWN}"
     error = errors[0]
     text = _plain(error.text)
-    if text == "false":  # the failed condition, without a message
+    if text == "false":  # the parser gives only the failed condition, without a message
         text = "not supported"
     where, operator = "", re.sub("^(?:import|check)", "", error.function)
     if 0 <= error.node < len(graph.nodes):
@@ -117,7 +117,7 @@ NOISE = (
     r"^Invalid Node - \S+\s+",
     r"^\w+ && ",
 )
-"""Parts of messages that do not help users."""
+"""Patterns of those parts of messages that do not help users."""
 
 
 def _plain(text: str) -> str:

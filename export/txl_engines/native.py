@@ -1,4 +1,4 @@
-"""Compile a bundle's step in C, verify it beside ONNX Runtime, and put it into the bundle."""
+"""Compiles a bundle's step in C, verifies it beside ONNX Runtime, and puts it into the bundle."""
 
 from __future__ import annotations
 
@@ -54,24 +54,24 @@ MACHINES: dict[Instructions, tuple[str, ...]] = {
     "neon": ("-march=armv8.2-a+dotprod",),
     "plain": (),
 }
-"""Options that name the processor to the compiler, by instructions; GCC 11 and Clang 12 know these names."""
+"""Options that name an instruction set to the compiler; GCC 11 and Clang 12 know these options."""
 COMPILERS = ("cc", "gcc", "clang")
 Platform = Literal["linux-x86_64", "linux-aarch64"]
 PLATFORMS: dict[Platform, Instructions] = {"linux-x86_64": "avx2", "linux-aarch64": "neon"}
-"""Instruction set of a step for a different platform: most of its processors have it since 2015 (x86) or 2018 (Arm)."""
+"""Instruction set of a step for a platform that is not this one: most processors have it since 2015 or 2018 (Arm)."""
 ZIG = (("x86-64-", "x86_64_"), ("-march=armv8.2-a+", "-mcpu=generic+v8_2a+"))
-"""Names of processors that ziglang has others for."""
+"""Parts of GCC's options that name processors, each with the part that ziglang has in its place."""
 GLIBC = "2.28"
-"""The oldest one that a step for another platform runs with, if ziglang compiles it: of 2018."""
+"""Oldest glibc, of 2018, with which a step for a different platform runs if ziglang compiles it."""
 FULL, SHORT = 24, 8
-"""Segments that are compared once the memory is full, and the most positions of every second one of them."""
+"""Number of segments that are compared with a full memory; maximum number of positions of every second segment."""
 SPREAD = 5e-4
-"""Below float32, the mean error that may be late and not early, as a share of the standard deviation."""
+"""Mean error below fp32 by which late segments may exceed early ones, as a share of the standard deviation."""
 
 
 @dataclass(frozen=True)
 class NativeBuild:
-    """A compiled step: its bundle, its facts, and the number of segments that were compared."""
+    """A compiled step: its bundle, its facts, and the number of segments in which it was compared."""
 
     bundle: Path
     sidecar: NativeSidecar
@@ -88,18 +88,18 @@ def build_native(
 ) -> NativeBuild:
     """Compile a bundle's step, verify it, and put it into the bundle.
 
-    For a different platform the same sources are compiled for this one, and verified here.
+    For a different platform the same sources are first compiled for this machine and verified here.
 
     Args:
         path: the bundle.
         cache: precision of keys, values and tables of positions.
-        instructions: those to compile for; None for the best that the processor has.
+        instructions: the instruction set to compile for; None for the best that the processor has.
         listener: receives progress.
         bf16: whether the step rounds the weights of an fp32 bundle to bf16.
-        platform: the one to compile for; None for this one.
+        platform: the platform to compile for; None for this machine's.
 
     Raises:
-        UsageError: the step cannot run the bundle, or a different one than fp32 is to be rounded.
+        UsageError: the step cannot run the bundle, or bf16 is asked for a bundle that is not fp32.
         BackendError: there is no compiler, it failed, or this is Windows.
         CheckError: the step differs from the bundle in ONNX Runtime; the bundle is unchanged.
     """
@@ -115,7 +115,7 @@ def build_native(
     where, verified_on = platform_name(), ""
     other = find_cross_compiler(platform) if platform and platform != where.lower() else None
     if not other:
-        _place("")  # before the compiler runs for seconds
+        _place("")  # fail before the compiler runs for seconds
     with staging(bundle.path) as stage:
         library, started = stage.reserve(STEP), time.monotonic()
         listener.stage(f"compile for {chosen}")
@@ -146,24 +146,24 @@ def build_native(
         facts = msgspec.json.format(msgspec.json.encode(sidecar))
         stage.place(SIDECAR, facts)
         if not other:
-            # The user's copy first: otherwise a bundle could have a step that "auto" does not run.
+            # Keep the user's copy first: otherwise a bundle could have a step that "auto" does not run.
             _keep(library, hashlib.sha256(facts).hexdigest())
         stage.publish()
     return NativeBuild(bundle.path, sidecar, segments)
 
 
 def _keep(library: Path, sha256: str) -> None:
-    """Copy a step into the user's cache folder, whence "auto" takes it."""
+    """Copy a step into the user's cache folder, from which "auto" takes it."""
     copy = _place(sha256)
     write_whole(copy, library.read_bytes())
     copy.chmod(0o600)
 
 
 def _place(sha256: str) -> Path:
-    """Return a step's place in the user's cache folder, which is made and is the user's alone.
+    """Make the user's cache folder, which only the user can read; return the step's place in it.
 
     Raises:
-        BackendError: it cannot be made.
+        BackendError: the folder cannot be made.
     """
     copy = kept_step(sha256)
     try:
@@ -177,10 +177,10 @@ def _place(sha256: str) -> Path:
 
 
 def find_cross_compiler(platform: Platform) -> tuple[str, ...]:
-    """Return the command of a C compiler for a platform: the one in the package ziglang, or a GCC for that platform.
+    """Return the command of a C compiler for a platform: the package ziglang's, or a GCC for that platform.
 
     Raises:
-        BackendError: there is none.
+        BackendError: no such compiler was found.
     """
     target = f"{platform.removeprefix('linux-')}-linux-gnu"
     if find_spec("ziglang") is not None:
@@ -191,17 +191,17 @@ def find_cross_compiler(platform: Platform) -> tuple[str, ...]:
 
 
 def find_compiler() -> tuple[str, ...]:
-    """Return the command of a C compiler: $CC, one of `COMPILERS`, or that of the package ziglang.
+    """Return the command of a C compiler: $CC, one of `COMPILERS`, or the compiler of the package ziglang.
 
     Raises:
-        BackendError: there is none.
+        BackendError: no compiler was found, or $CC is not a command.
     """
     named = os.environ.get("CC", "")
     try:
         command = shlex.split(named)
     except ValueError as error:
         raise BackendError(f"$CC is {named!r} ({error}), expected a command; set it to a C compiler") from None
-    if command:  # it is started elsewhere
+    if command:  # the compiler is started in a different folder
         return (str(Path(command[0]).absolute()) if os.sep in command[0] else command[0], *command[1:])
     if compiler := next(filter(None, map(shutil.which, COMPILERS)), None):
         return (compiler,)
@@ -220,7 +220,7 @@ def compile_step(command: Sequence[str], library: Path, instructions: Instructio
     """
     sources = sorted(map(str, SOURCES.glob("*.c")))
     machine = MACHINES[instructions]
-    if "ziglang" in command:  # it has names of its own, and traps undefined behaviour unless told not to
+    if "ziglang" in command:  # ziglang has names of its own, and traps undefined behaviour unless told not to
         for name, own in ZIG:
             machine = tuple(option.replace(name, own) for option in machine)
         machine = (*machine, "-fno-sanitize=all")
@@ -249,11 +249,11 @@ def _version(command: Sequence[str]) -> str:
 def _verified(
     bundle: Bundle, library: Path, cache: Cache, bf16: bool
 ) -> tuple[tuple[float, float], dict[str, float], int]:
-    """Run the step beside the bundle in ONNX Runtime; return the self-test's differences, those of the chain, and
-    segments.
+    """Run the step beside the bundle in ONNX Runtime; return the self-test's differences, the chain's differences by
+    name, and the number of segments.
 
     Raises:
-        CheckError: they differ by more than the ladder allows.
+        CheckError: step and bundle differ by more than the ladder allows.
     """
     expected = Model(bundle, "cpu", update="ring")
     model = Model(bundle, "cpu", update="ring")
@@ -280,7 +280,7 @@ def _verified(
 
 
 def _compared(expected: Model, found: Model) -> tuple[list[Floats], list[Floats], int, float]:
-    """Return |Δ| and KL divergences of log-probabilities by segment, segments, and the standard deviation."""
+    """Return |Δ| and KL of log-probabilities by segment, the number of segments, and the standard deviation."""
     one, other = expected.stream(), found.stream()
     differences, divergences, deviation = [], [], 0.0
     plan = list(_segments(expected))
@@ -296,13 +296,13 @@ def _compared(expected: Model, found: Model) -> tuple[list[Floats], list[Floats]
 
 
 def _segments(model: Model) -> Iterator[tuple[Ids, Ids]]:
-    """Yield tokens [B, T] and lengths [B]: partial segments until the memory is full, then whole and short ones."""
+    """Yield tokens [B, T] and lengths [B]: partial segments until memory is full, then whole and short segments."""
     rng, longest, memory = np.random.default_rng(0), model.segment_lengths[0], model.memory_length or 0
     batch, words = model.batch_size, model.vocab_size or 1
     fills = -(-memory // longest) + 2
     for number in range(2 * fills + FULL):
         length = longest
-        if number >= 2 * fills and number % 2:  # 1, 2, … positions with full memory: `single_steps` is a rule of these
+        if number >= 2 * fills and number % 2:  # 1, 2, … positions: up to `single_steps` the window differs
             length = 1 + number // 2 % min(longest, SHORT)
         tokens = rng.integers(0, words, (batch, length), dtype=np.int32)
         lengths = rng.integers(0, length + 1, batch, dtype=np.int32) if number < 2 * fills else None

@@ -55,7 +55,7 @@ class Staging:
         self._dropped.add(name)
 
     def publish(self) -> None:
-        """Rename every file to its name, list all in the manifest, and remove the dropped ones.
+        """Rename every file to its name, list these files in the manifest, and remove the dropped files.
 
         Raises:
             BundleError: the bundle has changed since `staging` began.
@@ -92,7 +92,7 @@ class Staging:
                     "be unlisted; build again"
                 ) from None
             for name in self._dropped:
-                with contextlib.suppress(OSError):  # already unlisted; Windows keeps a file that a process has open
+                with contextlib.suppress(OSError):  # Windows keeps an open file, which is unlisted already
                     (self._bundle / name).unlink()
 
     def _written(self, name: str, document: Mapping[str, Any]) -> Path:
@@ -104,7 +104,7 @@ class Staging:
         return path
 
     def _rename(self, names: Sequence[tuple[Path, Path]]) -> None:
-        """Rename files, then flush their folders and the folders above to the disk, which may be new, too."""
+        """Rename files, then flush their folders, and the bundle's folders above (which may be new), to the disk."""
         for path, final in names:
             path.replace(final)
         for folder in {above for _, final in names for above in final.parents if above.is_relative_to(self._bundle)}:
@@ -140,10 +140,10 @@ def staging(bundle: Path) -> Iterator[Staging]:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder as far as possible; an interrupt during the removal is raised after it."""
+    """Remove a folder as far as possible; an interrupt during the removal is raised after the removal."""
     try:
         shutil.rmtree(folder, ignore_errors=True)
-    except OSError:  # rmtree lets some OSErrors through, and turns some interrupts into one
+    except OSError:  # rmtree lets some OSErrors through, and turns some interrupts into OSErrors
         with contextlib.suppress(OSError):
             shutil.rmtree(folder, ignore_errors=True)
     except BaseException:
@@ -153,7 +153,7 @@ def _remove(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Delay interrupts until the renames are done: in between, neither old nor new engines are listed."""
+    """Delay interrupts until all renames are done, because between them neither old nor new engines are listed."""
     if threading.current_thread() is not threading.main_thread():
         yield  # signals reach only the main thread
         return
@@ -197,7 +197,7 @@ def _lock(bundle: Path) -> Iterator[None]:
     finally:
         try:
             _unlock(lock)
-        except BaseException:  # an interrupt during the release of the lock
+        except BaseException:  # an interrupt came during the release: finish it
             _unlock(lock)
             raise
 

@@ -34,9 +34,9 @@ def record_pass(model: Model) -> tuple[str, ...]:
 
 
 def record_verification(path: str | Path, target: Target, programs: Sequence[str], where: str) -> None:
-    """Record in the sidecars of engines that they passed a check; a note that exists is not repeated.
+    """Record in the sidecars of engines that they passed a check; an existing note is not repeated.
 
-    `target`: the backend that ran them. `where`: the check and the device, e.g. "self-test on Orin, SM 87".
+    `target` is the backend that ran the engines; `where` is the check and the device: "self-test on Orin, SM 87".
 
     Raises:
         TxlError: an engine is missing, or the bundle cannot be written to.

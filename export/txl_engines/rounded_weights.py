@@ -1,7 +1,7 @@
 """Rounds matrices of TensorRT-RTX's engines to int8, fp8 or int4, in the forms that its compiler reads in place.
 
-Activations keep the bundle's precision. Of each matrix the graph has codes and a DequantizeLinear, which the compiler
-takes into the product (docs/measurements/rtx.md has the counts):
+Activations keep the bundle's precision. Each matrix becomes codes (numbers of 8 or 4 bits) and a DequantizeLinear,
+which the compiler takes into the product (docs/measurements/rtx.md has the counts):
 
 * int8 and fp8 have one scale for the whole matrix, so engines can share the codes as an input [in, out]. With a scale
   for each column the matrix would be unpacked by a kernel of its own in a step of one position.
@@ -39,32 +39,32 @@ from txl_engines.checking import Graph, binding_of, decode_graph, import_onnx, o
 from txl_engines.given_weights import LEAST_BYTES, is_odd
 
 LEAST = 1 << 14
-"""Least size in bytes of a matrix that is rounded: of smaller ones a step hardly notices the bytes."""
+"""Least size in bytes of a matrix that is rounded: the bytes of a smaller matrix hardly change the time of a step."""
 BLOCK = 64
 """Rows of an int4 matrix that share a scale in each column: the compiler takes 16, 32, 64 and 128."""
 FOURS = 7
-"""Largest code of int4, which is symmetric."""
+"""Largest code of int4; the smallest is -7, because codes are symmetric."""
 LAYERS = "layers."
 """Beginning of the names of a Transformer-XL's matrices that are rounded."""
 RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
 PRODUCTS = frozenset({("MatMul", 1), ("Gemm", 1), *((name, place) for name in RECURRENT for place in (1, 2))})
-"""Operators that multiply by a matrix, with its place among their inputs."""
+"""Operators that multiply by a matrix, with the matrix's place among their inputs."""
 LAYOUT = frozenset({"Concat", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
-"""Operators through which the compiler sees the codes."""
+"""Operators that only change a layout; the compiler still recognises codes behind them."""
 OPSETS: Mapping[Rounding, int] = {"int8": 19, "fp8": 19, "int4": 21}
 """Oldest opset whose DequantizeLinear has these codes and scales of half precision."""
 ONNX_TYPES: Mapping[Rounding, str] = {"int8": "INT8", "fp8": "FLOAT8E4M3FN", "int4": "INT4"}
 
 
 class Judged(NamedTuple):
-    """Findings on the CPU of a bundle with rounded matrices: `Sidecar.reached` and `Sidecar.judged`."""
+    """Findings about a copy with rounded matrices on the CPU, which become `Sidecar.reached` and `Sidecar.judged`."""
 
     reached: tuple[float, float]
     judged: dict[str, float | None]
 
 
 Judge: TypeAlias = Callable[[Path], Judged]
-"""Compares a bundle's copy with rounded matrices, in a folder, with the bundle; raises CheckError if it fails."""
+"""A function that compares a copy with rounded matrices, given its folder, with the bundle; CheckError if it fails."""
 
 
 def round_matrix(stored: Array, rounding: Rounding, dtype: str) -> tuple[Array, Array, Array]:
@@ -79,7 +79,7 @@ def round_matrix(stored: Array, rounding: Rounding, dtype: str) -> tuple[Array, 
     most, rows = (FOURS, BLOCK) if rounding == "int4" else (LARGEST[code], matrix.size)
     parts = matrix.reshape(-1, rows, matrix.shape[1] if rounding == "int4" else 1)  # each column of a part has a scale
     factors = to_float32(from_float32(np.abs(parts).max(axis=1, keepdims=True) / np.float32(most), dtype), dtype)
-    factors = np.where(factors, factors, np.float32(1))  # of zeros
+    factors = np.where(factors, factors, np.float32(1))  # a part of zeros would have the factor 0
     codes = from_float32(np.clip(parts / factors, -most, most), code)
     values = from_float32(to_float32(codes, code) * factors, dtype)
     scales = from_float32(factors, dtype).reshape((len(parts), -1) if rounding == "int4" else ())
@@ -100,7 +100,7 @@ def check_rounding(manifest: Manifest, rounding: Rounding, target: str, source: 
 
 
 def round_weights(graph: Graph, program: Program, rounding: Rounding, shared: str) -> Graph:
-    """Replace the matrices of a composed graph by codes; `sha256` remains that of the bytes before.
+    """Replace the matrices of a composed graph by codes; `sha256` stays the hash of the bytes before.
 
     Args:
         graph: the graph, with its weights in the bundle's weight file.
@@ -142,7 +142,7 @@ def round_weights(graph: Graph, program: Program, rounding: Rounding, shared: st
             more = {"offset": offset, "turned": False, "scale": float(to_float32(scales, dtype))}
             weights.append(msgspec.convert(binding_of(value)._asdict() | more, GivenWeight))
         else:
-            if rounding == "int4":  # two in a byte, the low half first
+            if rounding == "int4":  # two codes share a byte, the first in its low half
                 pairs = codes.reshape(-1, 2) & 15
                 codes = pairs[:, 0] | pairs[:, 1] << 4
             initializers.append(_tensor(coded, kind, codes, shape))
@@ -205,7 +205,7 @@ def _half(tensor: Any, program: Program, rounding: Rounding) -> str:
 def _ends(
     name: str, readers: Mapping[str, Sequence[tuple[Any, int]]], returned: Collection[str]
 ) -> Iterator[tuple[str, int]]:
-    """Yield each operator that computes with a value, maybe in a different layout, and the value's place there."""
+    """Yield each operator that computes with a value, maybe after a change of layout, and the value's place there."""
     if name in returned:
         yield "output", 0
     for node, place in readers.get(name, ()):

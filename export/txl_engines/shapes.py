@@ -30,7 +30,7 @@ def fix_sizes(model: Any, sizes: Mapping[str, int]) -> Any:
 
 
 def inferred(model: Any, data_prop: bool = False) -> Any:
-    """Infer all shapes; those of products with quantised matrices (MatMulNBits), which ONNX lacks, are added."""
+    """Infer all shapes; for products with quantised matrices (MatMulNBits), which ONNX does not know, add them."""
     onnx = import_onnx()
     model_with_shapes = onnx.shape_inference.infer_shapes(model, data_prop=data_prop)
     products = [node for node in model.graph.node if node.op_type == "MatMulNBits"]
@@ -69,7 +69,7 @@ def _fold(graph: Any, shapes: Mapping[str, tuple[int, ...]]) -> None:
         for tensor in graph.initializer
         if tensor.data_type in integers and not tensor.external_data
     }
-    folded: set[str] = set()  # names of values computed from a shape
+    folded: set[str] = set()  # names of values that are computed from a shape
     remaining = []
     for node in graph.node:
         result = None

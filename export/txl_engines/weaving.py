@@ -1,4 +1,4 @@
-"""Cuts a graph down to some values, adds nodes and other graphs, and completes it as a program's graph."""
+"""Reduces a graph to some of its values, adds nodes and other graphs, and completes it as a program's graph."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Weaver:
         return name
 
     def constant(self, array: NDArray[Any]) -> str:
-        """Return the name of a constant array, e.g. int64 [2]; equal constants share one."""
+        """Return the name of a constant array, e.g. int64 [2]; equal constants share one name."""
         key = f"{array.dtype}{array.shape}", array.tobytes()
         if key not in self._constants:
             name = self._constants[key] = f"whole.constant.{len(self._constants)}"
@@ -54,14 +54,14 @@ class Weaver:
         return self.add("Slice", value, *places, out=out)
 
     def best(self, value: str, count: str, out: str) -> tuple[str, str]:
-        """Select each row's `count` largest: [n, V] → values [n, count] and columns; ties by column."""
+        """Select the `count` largest values of each row, in order: [n, V] → values and columns, [n, count] each."""
         places = f"{out}.places"
         name = f"whole.TopK.{out}"
         self._graph.node.append(self.onnx.helper.make_node("TopK", [value, count], [out, places], name=name, axis=1))
         return out, places
 
     def attach(self, model: Any, prefix: str, feeds: Mapping[str, str], path: Path) -> str:
-        """Append a graph; return the name of its only output. External weights keep their names, so they are shared."""
+        """Append a graph; return the name of its only output. External weights keep their names, so both share them."""
         names = dict(feeds)
         weights = {tensor.name: tensor for tensor in self._graph.initializer if tensor.external_data}
         for tensor in model.graph.initializer:

@@ -2,15 +2,15 @@
 
 The compiler orders some tables by address, so a process that has built before gives other bytes. Each engine is
 therefore compiled in a fresh process, in a fresh thread (which has its own heap), and the library receives nothing that
-differs from machine to machine, such as a path. Builds then give equal bytes, with exceptions: 480 of 480 here, and one
-that differed on a busier machine. A separate process can also be stopped at any moment, and a crash of native code ends
-nothing else.
+differs from machine to machine, such as a path. Builds then give equal bytes, with exceptions: 480 of 480 builds here
+were equal, and one on a busier machine was not. A separate process can also be stopped at any moment, and a crash of
+native code ends nothing else.
 
 The process reads from stdin: the request, as a line of JSON; the graph's bytes; and, once it has reported that the
-engine is compiled, a line with the file to write. The end of stdin means that the parent has gone. It writes lines of
-JSON to stdout: steps of the builder, that the engine is compiled, and the outcome. Its working folder contains only the
-graph's weights. It is never the bundle, which may be hostile: Python and the system's linker look for code in the
-working folder.
+engine is compiled, a line with the file to write. The end of stdin means that the parent has gone. The process writes
+lines of JSON to stdout: steps of the builder, that the engine is compiled, and the outcome. The working folder of the
+process contains only the graph's weights. This folder is never the bundle, which may be hostile: Python and the
+system's linker look for code in the working folder.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from txl_engines.compiler import Compiler, Network, NodeError
 from txl_engines.layers import LayerReport, read_layers
 
 IN_PLACE = "KV_CACHE_UPDATE"
-"""Layer type that TensorScatter becomes; its output may share its input's memory."""
+"""Layer type that TensorScatter becomes; the layer's output may share the memory of its input."""
 SECONDS_BETWEEN_STEPS = 0.05
-"""Least number of seconds between two messages about steps; more would not be visible."""
+"""Least number of seconds between two messages about steps; more messages would not be visible."""
 ADVICE = "export the model again"
 
 
@@ -53,10 +53,10 @@ class BuildRequest(Struct, frozen=True, kw_only=True):
         size: number of bytes of the graph, which follow the request.
         file: the graph's file name.
         program: the graph's program.
-        given: the weights that it is given besides.
+        given: the weights that the program gets as inputs besides its own.
         gpus: see `Compiler.build`.
         scatters: number of states that must be updated in place.
-        states: their names, as inputs and as outputs.
+        states: names of these states, as inputs and as outputs.
     """
 
     target: Compiled
@@ -70,7 +70,7 @@ class BuildRequest(Struct, frozen=True, kw_only=True):
 
     @property
     def whole(self) -> Program:
-        """The program with the weights that it is given."""
+        """The program with the weights that it gets as inputs."""
         return with_weights(self.program, self.given)
 
 
@@ -81,14 +81,14 @@ class Steps(Struct, frozen=True, tag="steps"):
 
 
 class BuildFinished(Struct, frozen=True, tag="finished"):
-    """The engine is compiled, in memory; the process waits for the name of the file to write."""
+    """A message that the engine is compiled in memory; the process now waits for the name of the file to write."""
 
 
 class Outcome(Struct, frozen=True, kw_only=True, tag="outcome"):
     """The end of a build.
 
     Attributes:
-        failure: the stage that failed; "" for a finished engine. "refused" has a `message` for the user; the others
+        failure: the stage that failed; "" for a finished engine. "refused" has a `message` for the user; other stages
             have the library's words: `complaints` of its parser, or `said`, lines of its logger.
         message, error: a refusal's text, and the name of its class.
         sha256, bytes, seconds: the engine's hash, its size, and the duration of the build.
@@ -150,13 +150,13 @@ def compile_graph(
 def check_engine(
     data: bytes, program: Program, library: Library, states: Collection[str] = ()
 ) -> tuple[tuple[str, ...], LayerReport]:
-    """Check an engine's bytes as far as this machine can; `states` are updated in place.
+    """Check an engine's bytes as far as this machine can; `states` names the states that are updated in place.
 
     Returns:
         The checks that were made, and the layers if they could be read.
 
     Raises:
-        BundleError: the bytes are no engine of this library, or the engine of another program.
+        BundleError: the bytes are no engine of this library, or the engine of a different program.
     """
     examined = Compiler(library).examine(data)
     if examined.problem:
@@ -179,7 +179,7 @@ def _check_network(parsed: Network, request: BuildRequest, library: Library) -> 
 
 
 class _Teller:
-    """Sends messages; sends steps at most every `SECONDS_BETWEEN_STEPS`."""
+    """Sends messages to the parent process; numbers of steps at most every `SECONDS_BETWEEN_STEPS`."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
@@ -200,9 +200,9 @@ class _Teller:
 
 
 def main() -> None:
-    """Serve one request."""
+    """Serve one request, and end the process."""
     with os.fdopen(os.dup(1), "wb") as stream:
-        os.dup2(2, 1)  # prints of native code go to stderr, or they would be taken for an answer
+        os.dup2(2, 1)  # prints of native code go to stderr, or the parent would take them for an answer
         request = msgspec.json.decode(sys.stdin.buffer.readline(), type=BuildRequest)
         graph = sys.stdin.buffer.read(request.size)
         teller, places = _Teller(stream), SimpleQueue[Path]()
@@ -233,7 +233,7 @@ def _serve(request: BuildRequest, graph: bytes, teller: _Teller, places: SimpleQ
 
 
 def _listen(places: SimpleQueue[Path]) -> None:
-    """Pass on the second line of stdin, and exit when stdin ends."""
+    """Pass on each line of stdin after the request, and end the process when stdin ends."""
     for line in sys.stdin.buffer:
         places.put(Path(msgspec.json.decode(line, type=str)))
     os._exit(1)  # the parent process has gone, perhaps killed

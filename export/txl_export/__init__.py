@@ -43,11 +43,11 @@ _HOMES = {
     "adapt": "adapters.registry",
     "at_rest": "families.own_module.resting",
 }
-"""The modules that need torch, by the name that `txl_export` offers from each."""
+"""The module that defines each public name whose import needs torch."""
 
 
 def __getattr__(name: str) -> object:
-    """Import a module that needs torch on first use: the command line reads the options even without torch."""
+    """Import the module that defines `name` on first use, so that the command line reads the options without torch."""
     if name not in _HOMES:
         raise AttributeError(f"module 'txl_export' has no attribute {name!r}")
     return getattr(importlib.import_module(f"txl_export.{_HOMES[name]}"), name)

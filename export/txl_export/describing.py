@@ -1,4 +1,4 @@
-"""Describes a checkpoint file for `inspect`; nothing in it is run, imported or trusted."""
+"""Describes a checkpoint file for `txl-deploy inspect`; no code in the file is run or imported."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def describe_checkpoint(
     config: Mapping[str, Any] | None = None,
     aliases: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Return a file's code base, container, hyper-parameters, tensors, and the names of code that it refers to.
+    """Return a checkpoint's code base, container, hyper-parameters and tensors, and the names of code it refers to.
 
-    For a refused file: these names, and the reason ("refused"). For a file that lacks config values: the options to
-    give ("needed"). `family`, `config` and `aliases` are those of an export.
+    If the file cannot be loaded, only these names and the reason ("refused") are returned. If the file lacks config
+    values, "needed" says which options to give. `family`, `config` and `aliases` are those of an export.
 
     Raises:
         CheckpointError: the file cannot be loaded and refers to no code, or it is a folder that cannot be loaded.
@@ -90,7 +90,7 @@ def _model(imported: Imported, weights: Weights) -> dict[str, Any]:
 
 
 def _layers(loaded: Loaded, path: Path) -> dict[str, Any]:
-    """Return the layers in a TorchScript archive and a Python file that makes them, or why there is no such file."""
+    """Return the layers of a TorchScript archive and a Python file that makes them, or the reason for no such file."""
     try:
         layers = recognised(loaded.content, loaded.classes)
         return {
@@ -102,7 +102,7 @@ def _layers(loaded: Loaded, path: Path) -> dict[str, Any]:
 
 
 def _content(loaded: Loaded) -> Any:
-    """Return the content with the tensors: a pickled module's state; None for any other object."""
+    """Return a checkpoint's content; for a pickled module its state, and None for any other pickled object."""
     if not isinstance(loaded.content, Stub):
         return loaded.content
     try:

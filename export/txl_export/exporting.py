@@ -1,4 +1,4 @@
-"""The export: writes weight file and graphs of a model of any family, and names the bundle after verification."""
+"""Exports a model of any family: writes weights and graphs, verifies them, and only then names the bundle."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class ExportResult:
     parity: Parity | None
 
     def __repr__(self) -> str:
-        """Return one line: `manifest` and `parity` would print hundreds."""
+        """Return one line, because `manifest` and `parity` would print hundreds of lines."""
         return f"ExportResult({str(self.path)!r}: {self.verdict})"
 
     @property
@@ -78,7 +78,7 @@ class _Export(Protocol[Options]):
 
 
 def _taking(options: Callable[Options, ExportOptions]) -> _Export[Options]:
-    """Return `export` with the options' fields as keyword arguments, so that their names and types are written once."""
+    """Return `export` with each field of the options as a keyword argument; names and types are written only once."""
 
     def export(
         checkpoint_or_state: Source, out: str | Path, *positional: Options.args, **named: Options.kwargs
@@ -95,7 +95,7 @@ def _taking(options: Callable[Options, ExportOptions]) -> _Export[Options]:
 
         Raises:
             TxlError: the checkpoint, an option or `out` is not usable; CheckError if a parity gate fails.
-                Nothing is left under `out` then.
+                After an error no new bundle is left at `out`.
         """
         return _export(checkpoint_or_state, Path(out), options(*positional, **named))
 
@@ -158,10 +158,10 @@ def _adapted(name: str, source: Source, options: ExportOptions) -> Adapted:
 
 
 def _boundary(token: int | None, vocabulary: bytes | None, vocab_size: int) -> int | None:
-    """Return the id that separates texts: the given one, else the vocabulary's.
+    """Return the id that separates texts: the given token, else the vocabulary's boundary.
 
     Raises:
-        UsageError: the model has no such id.
+        UsageError: the given token is not an id of the model.
     """
     if token is None:
         return boundary_of(vocabulary, vocab_size) if vocabulary and vocab_size else None
@@ -172,7 +172,7 @@ def _boundary(token: int | None, vocabulary: bytes | None, vocab_size: int) -> i
 
 
 def _add_selftest(prepared: Prepared, folder: Path, manifest: Manifest, listener: Listener) -> Manifest:
-    """Write the self-test's vectors; below float32 also the bundle's largest errors on this machine ("reached")."""
+    """Write the self-test's vectors; below fp32 also the bundle's largest errors on this machine ("reached")."""
     listener.stage("compute self-test vectors")
     vectors = prepared.vectors(manifest)
     _store(vectors | {"reached": np.zeros(2)} if manifest.precision != "fp32" else vectors, folder)
@@ -185,7 +185,7 @@ def _add_selftest(prepared: Prepared, folder: Path, manifest: Manifest, listener
             )
             if result.rows:
                 raise CheckError(f"{sentence} other numbers than the model; give --precision bf16 or fp32")
-            # In a model other than a Transformer-XL an integer output may depend on the last bit: no reason to refuse.
+            # An integer output of a model that is no Transformer-XL may depend on the last bit: the export goes on.
             listener.warn(
                 f"{sentence} other whole numbers: a device may fail it; where one does, give another --precision"
             )
@@ -213,9 +213,9 @@ def _selftest(folder: Path, manifest: Manifest, rounding: bool = False) -> Selft
 
 
 def _require(result: SelftestResult, folder: Path) -> None:
-    """Raise CheckError unless the self-test passed; name the model's own rounding if that explains all errors.
+    """Raise CheckError unless the self-test passed; the message names the model's own rounding if it explains all.
 
-    The vectors contain that rounding (float32 against float64) as "rounding" if it was large.
+    The own rounding is the model's difference between float32 and float64; large, the vectors hold it as "rounding".
     """
     beyond = [(value, result.limits[name]) for name, value in result.largest.items() if value > result.limits[name]]
     own = 0.0 if result.passed else float(open_bundle(folder).selftest().get("rounding", 0.0))

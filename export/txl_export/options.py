@@ -1,4 +1,4 @@
-"""The options of an export: their names, types, defaults and meaning, once for Python and for the command line.
+"""Defines the options of an export, with types, defaults and meaning, once for Python and for the command line.
 
 An option is added here, as a field of `ExportOptions`: `txl_export.export` takes it as a keyword argument, and
 `txl-deploy export` offers it as a flag if the field has one. Importing this module needs neither torch nor onnx.
@@ -31,8 +31,8 @@ class Flag:
 
     Attributes:
         help: the help text; it documents the field of `ExportOptions` as well.
-        kind: its type on the command line; None for the field's type.
-        names: its names on the command line; "" for the field's name with dashes.
+        kind: the option's type on the command line; None for the field's type.
+        names: the option's names on the command line; "" for the field's name with dashes.
     """
 
     help: str
@@ -45,7 +45,7 @@ _Names = list[str] | None
 
 
 FOR_FILES = ("states", "open", "fix", "initial", "batch_axes", "position_axes", "outputs", "windows")
-"""Options that only an ONNX file takes."""
+"""Options that are given only with an ONNX file."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -239,12 +239,12 @@ class ExportOptions:
 
     @property
     def segment_lengths(self) -> tuple[int, ...]:
-        """The segment lengths L that were given, in order; () if none was."""
+        """The segment lengths L that were given, in order; () if no length was given."""
         return _numbers(self.segment_length)
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
-        """The batch sizes B that were given, in order and each once; (1,) if none was."""
+        """The batch sizes B that were given, in order and without repetition; (1,) if no size was given."""
         return tuple(dict.fromkeys(_numbers(self.batch_size))) or (1,)
 
 
@@ -254,7 +254,7 @@ def _numbers(value: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def flags_of_export() -> dict[str, Flag]:
-    """Return the flags by the fields' names, with type and names filled in, e.g. "--segment-length"."""
+    """Return each option's flag by field name, with its type and names: "segment_length" has "--segment-length"."""
     hints = get_type_hints(ExportOptions, include_extras=True)
     flags = {name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is Annotated}
     return {

@@ -14,7 +14,7 @@ from txl_runtime.files import NotPlainError, open_plain
 
 @contextmanager
 def open_regular(path: Path) -> Iterator[tuple[io.BufferedReader, int]]:
-    """Open a file for reading; yield it and its size in bytes. After the block, refuse a file that was written to.
+    """Open a file and yield it with its size in bytes; after the block, refuse a file that was written to meanwhile.
 
     Raises:
         CheckpointError: the file is not regular, or was written to; the message does not name the path.

@@ -15,13 +15,13 @@ import numpy as np
 from txl_export.options import ExportOptions, flags_of_export
 
 FILES = ("config", "text", "tokens", "vocabulary", "weights", "inputs", "initial")
-"""Options that take a file, or its content in memory."""
+"""Options whose value is the path of a file, or the file's content in memory."""
 LEFT_OUT = ("force",)
 """Options that do not change the bundle, and so are not stored."""
 
 
 def command_of(source: object, options: ExportOptions) -> dict[str, Any]:
-    """Return an export as a `txl-deploy export` command, even if Python called it; without -o.
+    """Return the `txl-deploy export` command that repeats an export, without -o; Python calls are translated.
 
     Returns:
         "arguments": the words after `export`; "in_memory": names of options that were Python objects, which no command
@@ -69,7 +69,7 @@ def _same(value: object, default: object) -> bool:
 
 
 def _file(path: str | Path) -> str:
-    """Return the last part of a path: "a/model.py:step" → "model.py:step", and "-x" → "./-x", which is no option."""
+    """Return a path's last part: "a/model.py:step" → "model.py:step"; "-x" → "./-x", which looks like no option."""
     text, function = str(path), ""
     if not Path(text).exists() and ":" in text:
         text, _, function = text.rpartition(":")

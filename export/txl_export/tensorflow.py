@@ -8,14 +8,14 @@ from pathlib import Path
 from txl_runtime.errors import CheckpointError
 
 SUFFIX = re.compile(r"\.(index|meta|data-\d+-of-\d+)$")
-"""Endings of a checkpoint's files; the prefix before them names the checkpoint, e.g. model.ckpt-0."""
+"""Endings of a TensorFlow checkpoint's files; the text before is the checkpoint's prefix, e.g. model.ckpt-0."""
 
 
 def refuse_tensorflow(path: Path) -> None:
-    """Refuse a checkpoint's prefix, which is no file itself, and a folder of its files without config.json.
+    """Refuse a TensorFlow checkpoint, given as the prefix of its files or as a folder that has no config.json.
 
     Raises:
-        CheckpointError: the path is one of these.
+        CheckpointError: the path is such a prefix or folder.
     """
     if path.is_file() or (path / "config.json").exists():
         return
@@ -25,7 +25,7 @@ def refuse_tensorflow(path: Path) -> None:
 
 
 def converting(file: Path) -> str:
-    """Return the advice for a TensorFlow checkpoint, given one of its files."""
+    """Return the advice to convert a TensorFlow checkpoint, with the command; `file` is one of its files."""
     return (
         "this is a TensorFlow checkpoint, expected PyTorch; convert it where TensorFlow and transformers 4.36 to 4.47 "
         "are: python -m transformers.models.deprecated.transfo_xl.convert_transfo_xl_original_tf_checkpoint_to_pytorch "

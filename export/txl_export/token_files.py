@@ -1,4 +1,4 @@
-"""Reads real text, on which a model is judged, as token ids."""
+"""Reads real text, with which a model is judged, as token ids."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ def read_tokens(
     vocabulary: Vocabulary | None,
     vocab_size: int,
 ) -> Ids | None:
-    """Return token ids int32 [T] from a text file, an .npy file or an array; None if nothing was given.
+    """Return token ids int32 [T] from a text file, an .npy file or an array; None without `text` and `tokens`.
 
-    A vocabulary of bytes makes [97, 98] of a file with "ab".
+    For example, a vocabulary of bytes reads a file that contains "ab" as [97, 98].
 
     Raises:
-        UsageError: both were given, a file cannot be read, a text has no vocabulary, or ids are not in 0 … V-1.
+        UsageError: `text` and `tokens` were both given, a file cannot be read, there is no vocabulary for a text, there
+            are fewer than 2 ids, or an id is not in 0 … `vocab_size` - 1.
     """
     if text is not None and tokens is not None:
         raise UsageError("both a text and tokens were given, expected one of them; leave --text or --tokens out")
@@ -57,7 +58,7 @@ def regular(path: str | Path) -> Path:
     """Return the path unless it is a pipe, which would wait for a writer, or a device, which may have no end.
 
     Raises:
-        UsageError: it is a pipe or a device.
+        UsageError: the path is a pipe or a device.
     """
     place = Path(path)
     if place.exists() and not (place.is_file() or place.is_dir()):
@@ -66,9 +67,7 @@ def regular(path: str | Path) -> Path:
 
 
 def read_ids(path: str | Path) -> NDArray[Any]:
-    """Return the array in an .npy file, of any shape.
-
-    For example, int64 [100000].
+    """Return the array of an .npy file, whatever its shape and dtype, e.g. int64 [100000].
 
     Raises:
         UsageError: the file cannot be read, or does not contain exactly one array.
@@ -78,7 +77,7 @@ def read_ids(path: str | Path) -> NDArray[Any]:
             loaded = np.load(stream, allow_pickle=False)
     except UsageError:
         raise
-    except Exception as error:  # numpy, tokenize and zipfile raise their own types
+    except Exception as error:  # numpy, tokenize and zipfile raise errors of their own types
         reason = getattr(error, "strerror", None) or one_line(error)
         raise UsageError(f"{path}: {reason}; expected an .npy file of token ids") from None
     if not isinstance(loaded, np.ndarray):

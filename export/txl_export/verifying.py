@@ -1,4 +1,4 @@
-"""Verifies existing bundles and ONNX files, and searches for the layer where a bundle first differs."""
+"""Verifies existing bundles and ONNX files, and finds the first layer of a bundle that differs from the reference."""
 
 from __future__ import annotations
 
@@ -65,18 +65,19 @@ def verify(
     Args:
         bundle: the bundle's folder; or an ONNX file, which needs `module` or `adapter` and runs in a separate process.
         checkpoint: the file that the bundle was exported from, to repeat the import; without it the reference is
-            rebuilt from the bundle's own weights. Or an unrelated ONNX file: both stream the same inputs.
+            rebuilt from the bundle's own weights. Or an ONNX file that the bundle was not made of: bundle and file
+            stream the same inputs.
         module, weights: for a model of your own, FILE.py:FUNCTION (or its `StepSpec`) and its weights. Without module,
             the bundle's stored vectors are replayed.
         adapter, config: in place of module, the adapter of the model's package and the constructor's arguments;
             `weights` is then the package's checkpoint.
-        vocabulary: vocabulary file to compare the bundle's with, in place of the checkpoint's or module's; a file as
-            for `export`.
+        vocabulary: vocabulary file that the bundle's vocabulary is compared with, in place of the checkpoint's or
+            module's; `export` takes the same files.
         text, tokens: real text, or its token ids, for gates on the distribution and the perplexity.
         segments: number of segments in the longest chain.
-        inputs, states, rename: for an ONNX file. inputs: an .npz file of real inputs, and of constant ones that only
-            the file has. states: for a state's input, the output that is its next value, if names do not show it.
-            rename: for a name in the file, the module's or bundle's name.
+        inputs, states, rename: for an ONNX file. inputs: an .npz file of real inputs, and of constant inputs that only
+            the ONNX file has. states: {input: output}, the output that gives a state's next value, if the names do not
+            show it. rename: {name in the ONNX file: name in the module or bundle}.
         backend, threads: as for `txl_runtime.load`.
         listener: receives progress and warnings.
 
@@ -137,21 +138,22 @@ def verify_rounded(
     tokens: str | Path | None = None,
     listener: Listener | None = None,
 ) -> tuple[Parity, tuple[float, float]]:
-    """Judge a copy of a bundle whose matrices are rounded as those of its engines for TensorRT-RTX will be.
+    """Judge a copy of a bundle whose matrices are rounded as engines for TensorRT-RTX will round them.
 
     Args:
         bundle: the bundle, in fp16 or bf16.
-        copy: the copy's folder.
+        copy: the folder of the copy.
         precision: int8, fp8 or int4, a precision of the ladder.
         text, tokens: real text, or its token ids, for gates on the distribution and the perplexity.
         listener: receives progress and warnings.
 
     Returns:
-        The result, and the largest differences of the self-test: log-probabilities and memory, or outputs and state.
+        The parity result, and the self-test's largest differences: of log-probabilities and memory, or of outputs and
+        state.
 
     Raises:
-        UsageError: there is no real text for this model, or it has no reference.
-        CheckError: a gate failed, or the self-test differs by more than a sidecar takes.
+        UsageError: real text is given to a model that reads no token ids, or it cannot be read.
+        CheckError: a gate failed, or the self-test differs by more than an engine's sidecar may state.
     """
     listener, manifest = listener or Silent(), bundle.manifest
     entry = manifest.tokens
@@ -191,7 +193,7 @@ def _file_options(
 
 
 def _made_of(path: Path, manifest: Manifest) -> bool:
-    """Return whether the bundle was made from exactly this file, by its SHA-256."""
+    """Return whether the bundle was made from exactly this file: whether its manifest names the file's SHA-256."""
     with contextlib.suppress(OSError, CheckpointError):  # the file's later reader reports why it cannot be read
         return manifest.family.get("sha256") == hashlib.sha256(read_regular(path, MOST_BYTES)).hexdigest()
     return False
@@ -204,7 +206,7 @@ def bisect(bundle: str | Path, checkpoint: str | Path | None = None, backend: st
         bundle: the bundle's folder.
         checkpoint: the file that the bundle was exported from. Without it the reference has the bundle's own weights,
             so a wrong weight goes unnoticed.
-        backend: "rtx" or "tensorrt" for the engine against ONNX Runtime; else ONNX Runtime against the reference.
+        backend: "rtx" or "tensorrt" compares the engine with ONNX Runtime; else ONNX Runtime with the reference.
 
     Raises:
         TxlError: the bundle, the checkpoint or the backend cannot be used.

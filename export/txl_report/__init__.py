@@ -1,7 +1,7 @@
 """Make one page that describes a bundle and shows how it was verified. Needs jinja2, but no PyTorch.
 
 `write_report` makes the page from a bundle; `page_of` makes it from facts (`txl_report.facts.gathering.gather`) and
-measurements (`txl_report.measuring`). Both are imported on first use.
+measurements (`txl_report.measuring`). Both functions are imported on first use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Parts of a page: sections, which consist of a few kinds of blocks, as plain values without markup.
+"""Define the parts of a page: sections, which consist of a few kinds of blocks, as plain values without markup.
 
 A section's module decides the content; the files in `templates/` decide the look of each kind of block. Every text in a
 block may come from a stranger, so the templates pass every text through one filter.
@@ -18,7 +18,7 @@ State = Literal["passed", "failed", "none"]
 
 @dataclass(frozen=True)
 class Badge:
-    """A sign and its words, so that a verdict is never shown by colour alone."""
+    """A sign and its words, so that a verdict is never shown only by colour."""
 
     state: State
     text: str
@@ -72,7 +72,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under headings; the first cell of a row is its name. A folded table is closed until the reader opens it."""
+    """Rows under headings; the first cell names its row. A folded table is closed until the reader opens it."""
 
     caption: str
     columns: Sequence[Column]
@@ -138,7 +138,7 @@ Block = Paragraph | Heading | Pairs | Table | Figure | Gap | Passage
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page: its name in addresses, its title, a sentence on the question it answers, and its blocks."""
+    """A part of the page: its name in addresses, its title, a sentence on what it answers, and its blocks."""
 
     name: str
     title: str

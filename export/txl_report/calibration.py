@@ -1,4 +1,4 @@
-"""The tokens to which a bundle's int4 matrices were fitted: their record in the manifest, and texts without them.
+"""Record in the manifest the tokens to which int4 matrices were fitted, and leave these tokens out of texts.
 
 A loss on tokens to which the matrices were fitted flatters the bundle, so measurements on a text leave them out.
 """
@@ -13,7 +13,7 @@ from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.types import Ids
 
 RECORD = "calibration"
-"""Name of the record in a manifest's provenance."""
+"""Name of this record in a manifest's provenance."""
 
 MOST = 2**31
 """Largest number of tokens that a record may state; larger numbers are not believed."""
@@ -47,9 +47,9 @@ def begins_with_fitted(manifest: Manifest, tokens: Ids) -> bool:
 def unfitted(manifest: Manifest, tokens: Ids) -> tuple[Ids, int]:
     """Return a text without the tokens to which the bundle's matrices were fitted, and the number of tokens left out.
 
-    They are left out if the text begins with all of them and at least `LEAST` more tokens follow: text int [T] →
-    ([T - count], count). Any other text stays whole, and the number is 0. For example, 100,000 tokens whose first
-    20,000 were fitted become 80,000, and the number is 20,000.
+    The fitted tokens are left out if the text begins with all of them and at least `LEAST` more tokens follow: text
+    int [T] → ([T - count], count). Any other text stays whole, and the number is 0. For example, 100,000 tokens whose
+    first 20,000 were fitted become 80,000, and the number is 20,000.
     """
     count = fitted(manifest)
     if len(tokens) < count + LEAST or not begins_with_fitted(manifest, tokens):

@@ -1,4 +1,4 @@
-"""Write numbers as text; every number on a page is written here."""
+"""Write numbers as text; this module writes every number on a page."""
 
 from __future__ import annotations
 

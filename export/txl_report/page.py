@@ -23,12 +23,12 @@ from txl_report.sections.speed import engines_section, rate, speed_section, titl
 
 @dataclass(frozen=True)
 class Measures:
-    """The measurements for a page; each is None if it was not made.
+    """The measurements for a page; a measurement that was not made is None.
 
     Attributes:
         source: the name of the text.
         text, context: see `txl_report.measuring`; `Missing` if the measurement was tried but is impossible.
-        datastore: with and without a store; the page has this section only if it was measured.
+        datastore: losses with and without a datastore; the page has this section only if they were measured.
     """
 
     source: str = ""
@@ -52,7 +52,7 @@ def page_of(facts: Facts, measures: Measures | None = None, when: str = "") -> s
 def page_values(facts: Facts, measures: Measures | None = None, when: str = "") -> Page:
     """Return the page as values, for rendering it and for callers that list its missing parts."""
     measured = measures or Measures()
-    # If there is a later verification, the first screen shows it: it was made on this machine, and is newer.
+    # The first screen shows a later verification if there is one: it was made on this machine, and is newer.
     proof = facts.exported if isinstance(facts.repeated, Missing) else facts.repeated
     manifest = facts.manifest
     return Page(

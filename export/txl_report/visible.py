@@ -10,7 +10,7 @@ import re
 from typing import NamedTuple
 
 MOST = 400
-"""Maximum number of characters of a name or value that are shown: in a manifest it may have any length."""
+"""Maximum number of characters of a name or value that are shown, because texts of a manifest may have any length."""
 _PICTURES = {"\n": "⏎", "\t": "␉", "\x7f": "␡"}
 _OBEYED = re.compile("([\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff])")
 """Control characters, line ends, marks that change the direction of text, and surrogates."""

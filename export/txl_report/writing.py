@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from txl_report.measuring.datastore import Searched
 
 MOST_TEXT = 4 << 20
-"""Maximum number of bytes of a text that are read, 4 MiB: more than are ever measured, and small enough for memory."""
+"""Maximum number of bytes of a text that are read, 4 MiB: more than any measurement uses, and little memory."""
 _MANIFEST_HEAD = 4096
 """Number of bytes at the beginning of a manifest.json in which the format's name is searched, to recognise a bundle."""
 
@@ -39,7 +39,7 @@ Describe = Callable[[Manifest], Mapping[str, str]]
 
 @dataclass(frozen=True)
 class SectionState:
-    """A section of the page: its name, whether it has content, and a sentence for each missing part of it."""
+    """A section of the page: its name, whether it has content, and a sentence for each part that it lacks."""
 
     name: str
     present: bool
@@ -125,7 +125,7 @@ def write_report(
     listener.stage("write the page")
     page = page_values(facts, measured, when)
     data = render(page).encode()
-    check_place(out, force)  # again, because measuring takes time
+    check_place(out, force)  # checked again, because measuring takes time
     write_named(out, data)
     states = [
         SectionState(section.name, section.present, tuple(gap.why for gap in section.gaps)) for section in page.sections
@@ -136,7 +136,7 @@ def write_report(
 def ids_of_text(bundle: Bundle, text: Path) -> tuple[Ids, str]:
     """Encode a text, or the first whole lines of a long one, as token ids int32 [T]; also return its name on the page.
 
-    A vocabulary of bytes makes [97, 98] of a file with "ab".
+    For example, a vocabulary of bytes encodes a file that holds "ab" as [97, 98].
 
     Raises:
         UsageError: the bundle has no vocabulary, or the file cannot be read.
@@ -159,10 +159,9 @@ def ids_of_text(bundle: Bundle, text: Path) -> tuple[Ids, str]:
 def measure(
     model: Model, ids: Ids, source: str, *, context: bool, listener: Listener, searched: Searched | None = None
 ) -> Measures:
-    """Measure a model on a text, token ids int32 [T]: losses and, with `context`, the length of context it uses.
+    """Measure a model on a text: losses and, with `context`, the length of context that the model uses.
 
-    With `searched` the losses are measured with a datastore too. For example, ids [100000].
-
+    The text is token ids int32 [T], e.g. [100000]. With `searched`, losses are also measured with a datastore.
     Tokens to which the bundle's matrices were fitted are left out, and `source` on the page says so.
     """
     from txl_report.measuring import measure_context, measure_datastore, measure_text
@@ -232,7 +231,7 @@ def check_place(out: Path, force: bool) -> None:
 
 
 def _is_bundle(folder: Path) -> bool:
-    """Return True if a folder's manifest.json is that of a bundle; other tools also use this file name."""
+    """Return True if a folder's manifest.json is a bundle's manifest; other tools also use this file name."""
     try:
         with (folder / MANIFEST).open("rb") as file:
             return f'"{FORMAT}"'.encode() in file.read(_MANIFEST_HEAD)

@@ -1,9 +1,9 @@
-"""Publishes a bundle, or another kind of folder, completely or not at all, even if the process is killed.
+"""Publishes a bundle, or a folder of a different kind, completely or not at all, even if the process is killed.
 
-A bundle is built in a hidden folder next to its final name and renamed when it is complete. If it replaces an old
-bundle, one system call swaps the two folders on Linux; on other systems the old one is renamed first. Next to the
-hidden folder is a lock file. A killed process leaves both behind but no longer holds the lock, so the next run may
-remove them.
+A bundle is built in a hidden folder next to its final name and renamed when it is complete. If the bundle replaces an
+old one, one system call swaps the two folders on Linux; on other systems the old folder is renamed first. A lock file
+lies next to the hidden folder. A killed process leaves both behind but no longer holds the lock, so the next run may
+remove folder and lock file.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Kind(NamedTuple):
     """A kind of folder that is published.
 
     Attributes:
-        noun: its name in messages.
-        marker: a file that only this kind of folder has; a folder without it is replaced only if it is empty.
-        example: an example of its path.
+        noun: the kind's name in messages.
+        marker: a file that only this kind of folder has; a folder without this file is replaced only if it is empty.
+        example: an example of such a folder's path.
     """
 
     noun: str
@@ -49,7 +49,7 @@ BUNDLE = Kind("bundle", MANIFEST, "model.txl")
 
 
 def is_text(path: Path) -> bool:
-    """Return whether a path is UTF-8; a Linux path may hold any bytes, and some libraries refuse others."""
+    """Return whether a path is UTF-8; a Linux path may hold other bytes, which some libraries refuse."""
     return not re.search("[\ud800-\udfff]", str(path))
 
 
@@ -57,7 +57,7 @@ def check_destination(target: Path, force: bool, kind: Kind = BUNDLE) -> None:
     """Refuse a path at which a bundle cannot be written, before any work is done.
 
     Raises:
-        UsageError: the path exists and `force` is off, it is no bundle, its parent is no folder, or it is not UTF-8.
+        UsageError: the path exists and `force` is off, the path is no bundle or not UTF-8, or its parent is no folder.
         TxlError: the path cannot be read.
     """
     with _explained(target, "nothing was written"):
@@ -104,7 +104,7 @@ def _other(target: Path, kind: Kind) -> UsageError:
 def publishing(target: Path, force: bool, kind: Kind = BUNDLE) -> Iterator[Path]:
     """Yield a hidden folder to build a bundle (or `kind`) in; rename it when the block ends, remove it on an error.
 
-    A bundle with its final name survives a loss of power: its files are flushed to the disk before.
+    A bundle with its final name survives a loss of power: its files are flushed to the disk before the renaming.
 
     Raises:
         UsageError: see `check_destination`.
@@ -124,11 +124,11 @@ def publishing(target: Path, force: bool, kind: Kind = BUNDLE) -> Iterator[Path]
             _check(target, force, kind)
             _place(partial, target, kind)
         with _explained(target, f"the new {kind.noun} is there, but a loss of power may undo that"):
-            sync_folder(target.parent)  # must precede the removal of the old bundle's files
+            sync_folder(target.parent)  # before the old bundle's files are removed
     finally:
         try:
             _clean(partial, target)
-        except BaseException:  # Ctrl-C during the removal: finish it first
+        except BaseException:  # Ctrl-C during the removal: finish the removal first
             _clean(partial, target)
             raise
         finally:
@@ -164,7 +164,7 @@ def _place(partial: Path, target: Path, kind: Kind) -> None:
 
 
 def _clean(partial: Path, target: Path) -> None:
-    """Remove the hidden folders; those that cannot be removed now are left to the next run."""
+    """Remove the hidden folders; a folder that cannot be removed now is left to the next run."""
     _remove(partial)
     with contextlib.suppress(OSError):
         _settle(target)
@@ -184,7 +184,7 @@ def _remove_tree(folder: Path) -> None:
 
 
 def _settle(target: Path) -> None:
-    """Rename a bundle that was set aside back if the new one is missing; else remove it."""
+    """If the new bundle is missing, give the bundle that was set aside its name back; else remove the old bundle."""
     for aside in sorted(target.parent.glob(f".{glob.escape(target.name)}{ASIDE}*")):
         if target.exists():
             _remove_tree(aside)
@@ -209,7 +209,7 @@ def _exchange(first: Path, second: Path) -> bool:
 
 
 def _recover(target: Path) -> None:
-    """Clean up after killed runs: rename a bundle that was set aside back, and remove unfinished ones."""
+    """Clean up after killed runs: give a bundle that was set aside its name back, and remove unfinished folders."""
     _settle(target)
     left = target.parent.glob(f".{glob.escape(target.name)}{PARTIAL}*")
     for partial in {path.with_name(path.name.removesuffix(LOCK)) for path in left}:

@@ -1,4 +1,4 @@
-"""Writes the manifest, with sizes and hashes of the files in the folder, as the last step of a bundle."""
+"""Writes the manifest, with sizes and hashes of the folder's files, which completes a bundle."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from txl_runtime.guard.protobuf import RefusedError
 
 
 def seal(folder: Path, manifest: Manifest) -> Manifest:
-    """Write the manifest with a record of the folder's files; return it as read back.
+    """Write the manifest with sizes and hashes of the folder's files; return the manifest as read back.
 
-    The fields that its tables imply (`derived`) are filled in, and each graph's opsets, e.g. {"ai.onnx": 18}.
+    Fields that the manifest's tables imply (`derived`) and each graph's opsets, e.g. {"ai.onnx": 18}, are filled in.
 
     Raises:
         BundleError: runtimes would refuse a graph or the manifest.
@@ -38,7 +38,7 @@ def seal(folder: Path, manifest: Manifest) -> Manifest:
 
 
 def _opset(graph: Path) -> dict[str, int]:
-    """Return the opsets that a graph imports; {} for a missing or damaged one, which later checks of `seal` refuse."""
+    """Return the opsets that a graph imports; {} for a missing or damaged graph: later checks of `seal` refuse it."""
     try:
         return imported_opset(graph.read_bytes())
     except (OSError, RefusedError):

@@ -1,1 +1,1 @@
-"""ONNX graphs of any model: capture, rewriting to a bundle's operators, quantisation, weight files, bf16 emulation."""
+"""Captures ONNX graphs of any model, rewrites them to a bundle's operators, quantises them, and writes weight files."""

@@ -1,9 +1,9 @@
 """Rewrites operators on quantised numbers as operators on floats between quantisers.
 
-E.g. QLinearAdd(a, b) becomes QuantizeLinear(Add(DequantizeLinear(a), DequantizeLinear(b))). ONNX Runtime fuses this to
-its own operator when it opens the graph; other engines see standard operators. Bundles contain neither QLinearConv,
-because ONNX Runtime 1.20 reads beyond the end of its bias, nor QLinearMatMul, because with exact sums on x86 without
-VNNI ONNX Runtime does not open one of int8 by int8.
+E.g. QLinearAdd(a, b) becomes QuantizeLinear(Add(DequantizeLinear(a), DequantizeLinear(b))). ONNX Runtime fuses these
+to its own operator when it opens the graph; other engines see standard operators. Bundles contain no QLinearConv,
+because ONNX Runtime 1.20 reads beyond the end of its bias, and no QLinearMatMul, because ONNX Runtime with exact sums
+on x86 without VNNI opens no product of int8 by int8.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from txl_export.graphs.quantised_matmul import initializer
 
 _OWN = ("QGemm", *(f"QLinear{name}" for name in ("Add", "Concat", "LeakyRelu", "Mul", "Sigmoid", "Softmax")))
 OPERATORS = ("QLinearConv", "QLinearMatMul", *(f"{MICROSOFT}::{name}" for name in _OWN))
-"""The operators that are rewritten; ONNX Runtime's own have its domain in front."""
+"""The operators that are rewritten; the names of ONNX Runtime's own operators begin with its domain."""
 
 
 def between_quantisers(graph: ir.Graph, node: ir.Node) -> None:
-    """Replace a QLinear operator. Codes are uint8 or int8, scales float32; a weight has one scale or one per column."""
+    """Replace a QLinear operator by the float operator between quantisers, where its sizes and scales allow it.
+
+    Quantised numbers are uint8 or int8, scales float32. A weight has one scale or one per column.
+    """
     attributes = dict(node.attributes)
     if "opset" in attributes and attributes.pop("opset").as_int() < 13:
         return  # before opset 13 a Softmax ran over several axes

@@ -16,9 +16,10 @@ from txl_export.graphs.quantised_matmul import MICROSOFT
 
 
 def check_graph(path: Path, program: Program, opset: int) -> None:
-    """Check a written graph: by ONNX's checker, and its shapes, names, dtypes, opset, indices and weight file.
+    """Check a written graph with ONNX's checker, and its names, shapes, dtypes and opset against its program.
 
-    A ring's graph may leave the segment open.
+    Indices must be int32, except in own modules, and weights must lie in the bundle's weight file. A ring's graph may
+    leave the segment's length open.
 
     Raises:
         TxlError: the graph violates the standard or differs from its program.
@@ -35,7 +36,7 @@ def check_graph(path: Path, program: Program, opset: int) -> None:
     inputs, outputs = ([_binding(value) for value in side] for side in (model.graph.input, model.graph.output))
     open_size = "segment" if program.update == "ring" else None
     check_bindings(path.name, inputs, outputs, program, "report this", order=True, open_size=open_size)
-    wide = [] if program.kind == "step" else _wide_indices(typed.graph)  # own modules use any type
+    wide = [] if program.kind == "step" else _wide_indices(typed.graph)  # own modules have indices of any type
     if wide:
         raise TxlError(f"{path.name}: {', '.join(wide)} gather by other indices than int32; report this")
     stray = {

@@ -1,4 +1,4 @@
-"""Rewrites DFT and STFT of a fixed size as products with constant matrices.
+"""Rewrites the operators DFT and STFT of a fixed size as products with constant matrices.
 
 For example, a one-sided DFT of [1, 512, 1] becomes Reshape to [1, 512], MatMul with [512, 514], and Reshape to [1, 257,
 2]. The matrix is NumPy's transform of the unit vectors in float64, rounded once. An STFT becomes a convolution whose
@@ -18,7 +18,7 @@ from txl_export.graphs.passes.builder import Builder
 from txl_export.graphs.unsettled import STACK_TRACE, UnsettledError
 
 MOST = 40_000_000
-"""Maximum number of values of all such matrices in a graph: enough for rfft and irfft of 4,096 samples."""
+"""Maximum number of values of all constant matrices in a graph: enough for rfft and irfft of 4,096 samples."""
 
 
 class _Transform(NamedTuple):
@@ -32,13 +32,13 @@ class _Transform(NamedTuple):
 
     @property
     def made(self) -> tuple[int, int]:
-        """The number of results and the parts of each, e.g. 257 and 2 for `rfft` of 512 samples."""
+        """The number of results, and the number of parts of each result, e.g. 257 and 2 for `rfft` of 512 samples."""
         if self.onesided and self.inverse:
             return self.length, 1
         return (self.length // 2 + 1 if self.onesided else self.length), 2
 
     def matrix(self) -> NDArray[np.float64]:
-        """Return the transform of each unit vector, [samples · parts, results · parts], a number's parts in a row."""
+        """Return the transform's matrix [samples · parts, results · parts]; the parts of a number are neighbours."""
         read = min(self.samples, self.length)
         unit = np.multiply.outer(np.eye(read), [1, 1j] if self.parts == 2 else [1.0])
         rows = unit.transpose(0, 2, 1).reshape(read * self.parts, read)
@@ -50,7 +50,7 @@ class _Transform(NamedTuple):
 
 
 def dft_as_product(graph: ir.Graph, node: ir.Node) -> None:
-    """Replace a DFT or its inverse along any axis.
+    """Replace a DFT, or an inverse DFT, along any axis by a product with a constant matrix.
 
     Raises:
         UnsettledError: the axis or the length is not a constant, or the matrices would have more than `MOST` values.
@@ -106,7 +106,7 @@ def stft_as_convolution(graph: ir.Graph, node: ir.Node) -> None:
 def _constant_of(
     graph: ir.Graph, node: ir.Node, transform: _Transform, window: ir.Value | None, make: Callable[[], ir.Value]
 ) -> ir.Value:
-    """Return a transform's constant, made once per graph; the total is limited: small files may ask for much."""
+    """Return a transform's constant, made once per graph; `MOST` limits all, because small files may ask for much."""
     parts = (2 if transform.inverse else 1,) if transform.onesided else (1, 2)
     if transform.parts not in parts or min(transform.samples, transform.length) < 1:
         expected = f"samples of {' or '.join(map(str, parts))} parts"
@@ -150,6 +150,6 @@ def _constant(node: ir.Node, value: ir.Value) -> NDArray[Any]:
 
 
 def _refused(node: ir.Node, fault: str, final: bool = True) -> UnsettledError:
-    """Return the error; it is final unless a window is computed, because torch can decompose that STFT into a DFT."""
+    """Return the error; `final` is False for a computed window: torch can decompose such an STFT into a DFT."""
     trace = node.metadata_props.get(STACK_TRACE, "")
     return UnsettledError(f"it becomes the operator {node.op_type} {fault}", trace, final)

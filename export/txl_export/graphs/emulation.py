@@ -1,9 +1,9 @@
-"""Emulates half precision of a device on the CPU: a float32 copy of the bundle rounds each operator's result.
+"""Emulates half precision of a device on the CPU, with a float32 copy of the bundle that rounds every result.
 
 ONNX Runtime has no bf16 kernels for the CPU, and with fp16 it keeps float32 between operators where a device rounds. So
 the copy, in a temporary folder, has graphs of float32 values in which a Cast to half precision and back follows every
 operator that computed in half precision. Operators that only move values need no rounding. All values are then numbers
-of half precision; those too large for fp16 are infinite. The results only indicate a device's: a device keeps more
+of half precision; values too large for fp16 are infinite. A device's results still differ: a device keeps more
 precision inside a fused kernel, and adds in a different order.
 """
 
@@ -34,23 +34,23 @@ _HALF = {TensorProto.FLOAT16: "float16", TensorProto.BFLOAT16: "bfloat16"}
 _Places = Sequence[tuple[StoredTensor, StoredTensor]]
 
 EMULATED = "bf16"
-"""The precision that the CPU cannot run. It runs fp16, but more exactly than a device."""
+"""The precision that the CPU cannot run. The CPU runs fp16, but more exactly than a device does."""
 
 MOVING = frozenset(
     {"Concat", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Pad", "Reshape", "Slice"}
     | {"Split", "Squeeze", "TensorScatter", "Tile", "Transpose", "Unsqueeze", "Where"}
 )
-"""Operators that only move values."""
+"""Operators that only move values, so their results need no rounding."""
 
 
 @contextlib.contextmanager
 def runnable(folder: Path, manifest: Manifest, backend: str, rounding: bool = False) -> Iterator[Path]:
-    """Yield the bundle's folder, or that of a copy which the CPU can run; the copy is removed after the block.
+    """Yield the bundle's folder, or the folder of a copy that the CPU can run; the copy is removed after the block.
 
     Args:
         folder, manifest: the bundle.
-        backend: the backend that will run it; backends of devices run bf16 themselves.
-        rounding: also copy an fp16 bundle, so that it rounds as often as on a device.
+        backend: the backend that will run the bundle; backends of devices run bf16 themselves.
+        rounding: also copy an fp16 bundle, so that the copy rounds as often as a device does.
     """
     if manifest.precision not in (EMULATED, "fp16" if rounding else EMULATED) or backend != "cpu":
         yield folder
@@ -100,7 +100,7 @@ def in_float32(model: onnx.ModelProto, places: _Places = ()) -> onnx.ModelProto:
 
     Args:
         model: the graph, with all types filled in, as `tracing` writes it.
-        places: pairs of a tensor's places in the original weight file and in the float32 file.
+        places: for each tensor, its place in the original weight file and its place in the float32 file.
     """
     inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
     graph = inferred.graph

@@ -1,4 +1,4 @@
-"""GPTQ (Frantar et al. 2022): rounds a matrix to 4 bits so that its products with given inputs change least.
+"""GPTQ (Frantar et al. 2022) rounds a matrix to 4 bits so that its products with given inputs change least.
 
 Rows of the matrix, one per input, are rounded one after another. The rows that are not yet rounded compensate for the
 error, as far as their inputs are correlated. So the error of x @ W is small, where plain rounding makes W's error
@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 TOP = 15
-"""The largest code of 4 bits; the smallest is 0."""
+"""The largest 4-bit number (code); the smallest is 0."""
 
 DAMPING = 0.01
-"""Share of the inputs' mean square that is added to each input's, so that the matrix is invertible."""
+"""Share of the inputs' mean square that is added to every input's square, so that their matrix is invertible."""
 
 
 def round_to_inputs(matrix: Tensor, inputs: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Round a matrix W; return codes, scales and zero points, so that W ≈ (code - zero) · scale.
+    """Round a matrix W; return codes (4-bit numbers), scales and zero points, so that W ≈ (code - zero) · scale.
 
     The row of an input that was always 0 is rounded plainly and compensates for no error. For example, a matrix
     [64, 96] in blocks of 32 inputs has scales for 2 blocks of each of 96 columns.
@@ -33,7 +33,7 @@ def round_to_inputs(matrix: Tensor, inputs: Tensor, block: int) -> tuple[Tensor,
             the remaining codes are the zero point.
     """
     size, width = matrix.shape
-    left = matrix.double()  # changes in the loop: includes the errors of rows that are already rounded
+    left = matrix.double()  # the loop adds the errors of rows that are already rounded
     factor = _factor(inputs)
     count = -(-size // block)
     codes, scales, zeros = torch.empty(count, block, width), torch.empty(count, width), torch.empty(count, width)
@@ -57,7 +57,7 @@ def round_to_inputs(matrix: Tensor, inputs: Tensor, block: int) -> tuple[Tensor,
 
 def _factor(inputs: Tensor) -> Tensor:
     """Return the upper Cholesky factor of the inverse of `inputs` + damping · identity, float64 [in, in]."""
-    damping = DAMPING * float(inputs.diagonal().mean()) or 1.0  # 1.0 if all inputs were 0, which rounds plainly
+    damping = DAMPING * float(inputs.diagonal().mean()) or 1.0  # 1.0 if all inputs were 0: all rows round plainly
     damped = inputs + damping * torch.eye(len(inputs), dtype=torch.float64)
     factor: Tensor = torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(damped)), upper=True)
     return factor

@@ -1,7 +1,8 @@
-"""Converts a float32 graph to half precision: weights are stored in fp16 or bf16, and products with them run in it.
+"""Converts a float32 graph to half precision: stores weights in fp16 or bf16, and multiplies by them in fp16 or bf16.
 
-A Cast before the product converts the other operand, and one after it the result. Norms, softmaxes, positions, sums
-over time, inputs, outputs and states stay float32. All types are explicit, so engines cannot choose others.
+A Cast before each such product converts its second operand, and a Cast after it the result. Norms, softmaxes,
+positions, sums over time, inputs, outputs and states stay float32. All types are explicit, so engines cannot choose
+different ones.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ PRODUCTS: dict[HalfPrecision, frozenset[str]] = {
 }
 """Operators that multiply by weights, for each precision."""
 LAYOUT = frozenset({"Concat", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
-"""Operators that may change a weight's layout before a product."""
+"""Operators that may change a weight's layout before a product multiplies by it."""
 
 
 def weights_of_products(graph: ir.Graph, precision: HalfPrecision, parameters: Collection[str]) -> set[str]:
-    """Return the names of float32 constants by which products multiply that can run in half precision.
+    """Return the names of the float32 constants by which the graph's products can multiply in half precision.
 
     Args:
         graph: the graph.
@@ -51,7 +52,7 @@ def weights_of_products(graph: ir.Graph, precision: HalfPrecision, parameters: C
 
 
 def to_half(model: ir.Model, precision: HalfPrecision, weights: Collection[str]) -> None:
-    """Convert a graph in place.
+    """Convert a float32 graph to half precision, in place.
 
     Args:
         model: the graph; its values have types.
@@ -72,7 +73,7 @@ def to_half(model: ir.Model, precision: HalfPrecision, weights: Collection[str])
 
 
 def computes_in_half(graph: ir.Graph) -> bool:
-    """Return whether most values of a graph's floating constants are float16 and are computed with in float16.
+    """Return whether a graph computes in float16 with most values of its floating-point constants.
 
     A float16 constant that only a Cast reads counts as float32.
     """
@@ -87,7 +88,7 @@ def computes_in_half(graph: ir.Graph) -> bool:
 
 
 class _Halving:
-    """Converts one graph; makes each half precision value once."""
+    """Converts one graph; each value is converted to half precision only once."""
 
     def __init__(self, graph: ir.Graph, kind: ir.DataType, weights: frozenset[str]) -> None:
         self.weights = weights
@@ -121,7 +122,7 @@ class _Halving:
                 output.type = ir.TensorType(self._kind)
 
     def finish(self) -> None:
-        """Point every remaining reader of a converted weight to its half precision copy, and drop the float32 one."""
+        """Point every remaining reader of a converted weight to its half precision copy; drop the float32 weight."""
         for name in sorted(self.weights & self._graph.initializers.keys()):
             value = self._graph.initializers[name]
             half = self._halves[value]
@@ -179,7 +180,7 @@ def _weights(node: ir.Node) -> Sequence[ir.Value]:
 
 
 def _origins(value: ir.Value) -> set[str]:
-    """Return the names of the float32 constants from which a value is only moved; set() if it is computed otherwise."""
+    """Return the names of the float32 constants of which a value is only a moved copy; set() for any other value."""
     names: set[str] = set()
     for origin in _sources(value):
         if origin is None or origin.name is None or origin.const_value is None or origin.is_graph_input():

@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 def plain_indices(exported: Any) -> Any:
-    """Return the result of `torch.export` with such reads and writes rewritten; the same object if it has none."""
+    """Rewrite a program's reads and writes at int32 and bool indices; return the same object if it has none."""
     indices = (index for node in exported.graph.nodes if node.target in _AT_INDICES for index in node.args[1] if index)
     convertible = any(index.meta["val"].dtype in (torch.int32, torch.bool) for index in indices)
     forms = {aten.index.Tensor: _read, aten.index_put.default: _write}
@@ -44,7 +44,7 @@ def _wide(indices: Sequence[Tensor | None]) -> list[Tensor | None]:
 def _choice(x: Tensor, axis: int, mask: Tensor, values: Tensor, accumulate: bool) -> Any:
     """Write `x[:, mask] = values` as `torch.where`; `axis` is the mask's first axis in x.
 
-    NotImplemented (the write stays) if each chosen place has a value of its own.
+    Return NotImplemented, so that the write stays, if each chosen place gets a value of its own.
     """
     behind = x.ndim - axis - mask.ndim
     sizes = (*(1,) * (axis + 1 + behind - values.ndim), *values.shape)

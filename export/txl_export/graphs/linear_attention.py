@@ -28,19 +28,19 @@ from txl_export.graphs.passes.values import size_along
 from txl_export.graphs.unsettled import UnsettledError
 
 CHUNK, CHUNK_BY_KEY = 64, 8
-"""Maximum number of positions of a chunk: if a head has at most one decay, and if each key has its own."""
+"""Maximum number of positions of a chunk: 64 if a head has at most one decay, 8 if each key has its own decay."""
 FEW_VALUES = 16
-"""If keys have their own decays and a head has fewer values (dv) than this, the written-out recurrence is faster."""
+"""If each key has its own decay and a head has fewer values (dv) than this, the written-out recurrence is faster."""
 MOST_NUMBERS = 2**26
 """Maximum number of values of the states of all positions in a graph: small malicious files may ask for gigabytes."""
 _NO_MORE = -120.0
-"""exp(-120) is 0 in float32. -inf would give 0, too, but -inf times 0 is NaN."""
+"""Least logarithm of a decay: exp(-120) is 0 in float32. So is exp(-inf), but -inf times 0 is NaN."""
 _FLOAT = ir.DataType.FLOAT
 _ROWS, _TURNED = (0, 2, 3, 1, 4), (0, 1, 2, 4, 3)
 
 
 class Part(NamedTuple):
-    """A chunk of n positions. (Before `by_chunks` cuts it, positions are the second axis.)
+    """The inputs of a chunk of n positions; before `by_chunks` cuts them, positions are the second axis.
 
     Attributes:
         q: queries [B, heads, queries per head, n, dk].
@@ -57,14 +57,14 @@ class Part(NamedTuple):
 
 
 def rewrite_convolution(graph: ir.Graph, node: ir.Node) -> None:
-    """Rewrite CausalConvWithState as Concat or Pad, a depthwise Conv, a Slice, and SiLU if it has one, in place.
+    """Rewrite CausalConvWithState as Concat or Pad, a depthwise Conv, a Slice, and SiLU if the node has an activation.
 
-    With x [B, C, L] and a kernel [C, 1, 4], 3 positions stand before x: the state [B, C, 3], or zeros. A node whose
-    kernel has unknown sizes stays.
+    The node is replaced in place; a node whose kernel has unknown sizes stays. With x [B, C, L] and a kernel
+    [C, 1, 4], 3 positions stand before x: the state [B, C, 3], or zeros.
     """
     x, weight, bias, past = (*node.inputs, None, None)[:4]
     channels, width = size_along(weight, 0), size_along(weight, 2)
-    if node.domain or x is None or channels is None or width is None:  # ONNX Runtime has other layouts
+    if node.domain or x is None or channels is None or width is None:  # ONNX Runtime's node has other layouts
         return
     build = Builder(graph, "causal").at(node)
     if past is not None:
@@ -113,7 +113,7 @@ def rewrite_attention(graph: ir.Graph, node: ir.Node) -> None:
     factor = node.attributes.get_float("scale", 0.0) or keys**-0.5
 
     def apart(given: ir.Value, *own: int) -> ir.Value:
-        """Reshape [B, L, numbers] to float32 [B, L, *own]."""
+        """Cast [B, L, numbers] to float32 and reshape it to [B, L, *own]."""
         return build.op("Reshape", [_cast(build, given, _FLOAT), build.numbers(0, 0, *own)])
 
     q = build.scaled(apart(query, heads, -1, keys), factor)
@@ -139,10 +139,10 @@ def by_chunks(
     Args:
         build: makes the nodes.
         whole: all L positions, as [B, L, heads, queries per head or 1, numbers].
-        state: the state before them; None for zeros.
+        state: the state before the first position; None for zeros.
         length: the number of positions, L.
         size: maximum number of positions of a chunk.
-        rates: number of decays per head; 0 or 1 if keys have none of their own.
+        rates: number of decays per head: dk if each key has its own, 1 if all keys share one, 0 without decay.
     """
     chunks = [min(size, length - first) for first in range(0, length, size)]
 
@@ -185,7 +185,7 @@ def _one_by_one(build: Builder, whole: Part, state: ir.Value | None, length: int
 
 
 def _position(build: Builder, part: Part, state: ir.Value | None) -> tuple[ir.Value, ir.Value]:
-    """Compute the same as `_chunk` for a single position."""
+    """Return what `_chunk` returns, for a single position."""
     u = part.v
     if state is not None and part.g is not None:
         state = build.op("Mul", [state, build.transpose(build.op("Exp", [part.g]), _TURNED)])
@@ -202,7 +202,7 @@ def _chunk(build: Builder, part: Part, state: ir.Value | None, n: int, rates: in
     times, sources = np.ogrid[:n, -1:n]  # source -1 stands for the state before the chunk
     seen = build.constant((times >= sources)[:, 1:].astype(np.float32))
     turned = build.transpose(part.k, _TURNED)
-    since = decays = keyed = None  # w [.., t, rates], E [.., t, s, rates], E · k [.., t, s, dk]
+    since = decays = keyed = None  # since is w [.., t, rates], decays E [.., t, s, rates], keyed E · k [.., t, s, dk]
     if part.g is not None:
         later = build.constant((times > sources)[..., None].astype(np.float32))
         sums = build.op("Max", [part.g, build.constant(np.array(_NO_MORE, np.float32))])
@@ -246,9 +246,9 @@ def _chunk(build: Builder, part: Part, state: ir.Value | None, n: int, rates: in
 
 
 def _inverse(build: Builder, below: ir.Value, n: int) -> ir.Value:
-    """Return (I + the part of [n, n] below the diagonal)⁻¹, by blocks of 2, 4, … rows, each made from two smaller ones.
+    """Return (I + the part of `below` below the diagonal)⁻¹, [n, n]; blocks of 2, 4, … rows join two smaller blocks.
 
-    [[A, 0], [C, D]]⁻¹ = [[A⁻¹, 0], [-D⁻¹ C A⁻¹, D⁻¹]]. A sum of powers would lose all digits for keys that are alike.
+    [[A, 0], [C, D]]⁻¹ = [[A⁻¹, 0], [-D⁻¹ C A⁻¹, D⁻¹]]. A sum of powers would lose all digits for nearly equal keys.
     """
     rows, columns = np.ogrid[:n, :n]
     inverse, size = build.constant(np.eye(n, dtype=np.float32)), 1

@@ -1,8 +1,8 @@
-"""Opens a graph's number of sequences, by comparing two captures: with B and with B + 1 sequences.
+"""Makes a graph take any number of sequences, by comparing its captures with B and with B + 1 sequences.
 
-Differences between the two follow from B: sizes in shapes, and constants with an entry for every sequence. The graph is
-changed to compute these from the number of sequences in its inputs. If anything else differs, B stays fixed. Two
-captures do not prove that the opened graph is right for every number; the caller tests it.
+The captures differ in what follows from B: sizes in shapes, and constants with an entry for every sequence. The graph
+is changed to compute these sizes and entries from the number of sequences in its inputs. If anything else differs, B
+stays fixed. Two captures do not prove that the opened graph is right for every number; the caller tests it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from txl_export.graphs.quantised_matmul import initializer
 _Sizes: TypeAlias = "list[int | str | None]"
 _WHOLE = (ir.DataType.INT64, ir.DataType.INT32)
 _SIZES = {"ConstantOfShape": {0}, "Expand": {1}, "Range": {1}, "Reshape": {1}, "Slice": {1, 2}, "Tile": {1}}
-"""The inputs of operators that set the size of a result. A number that changes with B anywhere else enters the
-computation, so a result might depend on the number of sequences, for values that no test tries."""
+"""The places of the inputs that set the size of the result, by operator. A number that changes with B in any other
+place enters the computation, so a result might depend on the number of sequences, for values that no test tries."""
 
 
 class FixedBatchError(Exception):
@@ -30,7 +30,7 @@ class FixedBatchError(Exception):
 
 
 def open_batch(model: ir.Model, other: ir.Model, size: int) -> None:
-    """Open the number of sequences in a graph, in place. After an error the graph is unusable.
+    """Make a graph take any number of sequences, in place. After an error the graph is unusable.
 
     Args:
         model: a settled graph of `size` sequences.
@@ -52,7 +52,7 @@ class _Opening:
         self._front: list[ir.Node] = []
 
     def run(self) -> None:
-        """Compare the two graphs node by node, and change the first."""
+        """Compare the two graphs node by node, and change the graph of B sequences."""
         if len(self._nodes) != len(self._others):
             raise FixedBatchError(f"the graph of {self._size + 1} sequences has more operators or fewer")
         sizes = {id(one): self._sizes(one, two) for one, two in self._ends}
@@ -66,7 +66,7 @@ class _Opening:
                         raise FixedBatchError(f"{node.op_type} reads something else")
                 elif (changed := self._opened(node, index, first, one, two)) is not one:
                     node.replace_input_with(index, changed)
-            # without axes it would also drop a batch of 1
+            # a Squeeze without axes would also drop the axis of a single sequence
             if node.op_type == "Squeeze" and len(node.inputs) == 1 and None not in first:
                 node.resize_inputs(2)
                 node.replace_input_with(1, self._numbers(*(axis for axis, size in enumerate(first) if size == 1)))
@@ -108,7 +108,7 @@ class _Opening:
             node: the node that reads the constant.
             index: the place of the constant among the node's inputs.
             first: the sizes of the node's first input.
-            value, twin: the constant in the graph for B sequences, and in the one for B + 1.
+            value, twin: the constant in the graph for B sequences, and in the graph for B + 1.
 
         Raises:
             FixedBatchError: the constant changes with B in a way that no operator here expresses.
@@ -126,13 +126,13 @@ class _Opening:
             raise FixedBatchError(f"{node.op_type} computes with a number that changes with B")
         target = _target(node, first, one, times) if index == 1 else None
         if target is not None:
-            if 0 in target and node.attributes.get_int("allowzero"):  # else 0 would be a size
+            if 0 in target and node.attributes.get_int("allowzero"):  # with allowzero, 0 would be a size
                 del node.attributes["allowzero"]
             return self._written(value, target)
         return self._computed(value, one, times)
 
     def _multiples(self, one: NDArray[Any], two: NDArray[Any]) -> NDArray[Any] | None:
-        """Return n for each number that is n · B, 0 for one that is the same for B + 1; None if a number is neither.
+        """Return n for each number that is n · B, 0 for a number that B + 1 does not change; None if any is neither.
 
         For B = 4: [3, 0] of [12, 64], which is [15, 64] for B = 5.
         """
@@ -140,7 +140,7 @@ class _Opening:
         return times if np.array_equal(one[times != 0], (self._size * times)[times != 0]) else None
 
     def _entries(self, node: ir.Node, value: ir.Value, one: NDArray[Any], two: NDArray[Any]) -> ir.Value:
-        """Replace a constant with an entry per sequence by its first entries: a Slice along one axis."""
+        """Return a Slice of a constant that has entries for each sequence: the entries of the sequences there are."""
         axes = [axis for axis, sizes in enumerate(zip(one.shape, two.shape, strict=False)) if sizes[0] != sizes[1]]
         if one.ndim == two.ndim and len(axes) == 1:
             (axis,) = axes
@@ -167,12 +167,12 @@ class _Opening:
         return self._values[key]
 
     def _name(self, value: ir.Value) -> str:
-        """Return a new name for a replacement of a constant, which may have several."""
+        """Return a new name for a replacement of a constant; a constant may have several replacements."""
         number = self._names[value.name] = self._names[value.name] + 1
         return f"{value.name}{OPENED}{number if number > 1 else ''}"
 
     def _computed(self, value: ir.Value, numbers: NDArray[Any], times: NDArray[Any]) -> ir.Value:
-        """Return a value for a constant in which some numbers are multiples of B, computed in the graph."""
+        """Return a value, computed in the graph, for a constant in which some numbers are multiples of B."""
         key = (value.name, *times.flat)
         if key not in self._values:
             parts = list[ir.Value]()
@@ -216,10 +216,10 @@ class _Opening:
 
 
 def _target(node: ir.Node, first: _Sizes, numbers: NDArray[Any], times: NDArray[Any]) -> NDArray[Any] | None:
-    """Return a node's target shape with B written as 0, 1 or -1: [0, 8, 64] for [B, 8, 64]; None if it cannot be.
+    """Return a node's target shape with 0, 1 or -1 for B: [0, 8, 64] for [B, 8, 64]; None if no such number fits.
 
-    A Reshape keeps the input's size where its shape has 0, and computes the one where it has -1; an Expand keeps the
-    size where its shape has 1. No size of the result may be 0.
+    A Reshape keeps the input's size where its shape has 0, and computes the size where its shape has -1; an Expand
+    keeps the size where its shape has 1. No size of the result may be 0.
     """
     shape, result = numbers.copy(), node.outputs[0].shape
     if node.op_type not in ("Reshape", "Expand") or result is None or 0 in result.dims:
@@ -250,7 +250,7 @@ def _check_alike(node: ir.Node, twin: ir.Node) -> None:
 
 
 def _same(one: NDArray[Any], two: NDArray[Any]) -> bool:
-    """Return whether two constants are equal to the bit; large ones usually share memory, which is noticed first."""
+    """Return whether two constants are equal to the bit; large ones often share memory, which is tested first."""
     if one.shape != two.shape or one.dtype != two.dtype:
         return False
     apart = one.__array_interface__["data"] != two.__array_interface__["data"]

@@ -1,8 +1,8 @@
 """Lowers graphs of opsets 25 to 27, which no bundle may have, to opset 18 or 24.
 
 From opset 24 to 27 no operator of a bundle changed its meaning: Reshape, Cast and others took more types, e.g. int2,
-and Range got an attribute that the forms refuse. So once the new LinearAttention and CausalConvWithState are rewritten,
-the graph means the same under an older number. The rehearsal and the proof compare it with the file.
+and Range got an attribute that bundles may not have. So once the new LinearAttention and CausalConvWithState are
+rewritten, the graph means the same under an older number. The rehearsal and the proof compare the graph with the file.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import onnx_ir as ir
 from txl_runtime.guard.forms import MICROSOFT, OPSETS
 
 READABLE = range(OPSETS[0], 28)
-"""Opsets of files that can be read."""
+"""Opsets of ONNX files that can be read."""
 _NEWER = """
 AveragePool DequantizeLinear Gelu GridSample GroupNormalization IsInf QuantizeLinear ReduceMax ReduceMin
 Resize RMSNormalization Swish TensorScatter
 """
 _CHANGED = frozenset(_NEWER.split())
-"""Operators that are new since opset 18, or changed in meaning or in a bundle's types, up to opset 24."""
+"""Operators that are new in opsets 19 to 24, or changed there in meaning or in types that a bundle may have."""
 _ATTRIBUTES = frozenset(("saturate", "round_mode"))
 """Attributes that Cast and CastLike got after opset 18."""
 _TAKEN_OVER = {
@@ -29,8 +29,8 @@ _TAKEN_OVER = {
 def as_standard(graph: ir.Graph) -> None:
     """Give ONNX Runtime's own LinearAttention and CausalConvWithState their standard names of opset 27.
 
-    Exporters such as mobius write them for ONNX Runtime 1.26 and later. A node with attributes beyond the standard's
-    stays, and is refused later.
+    Exporters such as mobius write these operators for ONNX Runtime 1.26 and later. A node with attributes that the
+    standard lacks stays, and is refused later.
     """
     for node in graph:
         if node.domain == MICROSOFT and node.attributes.keys() <= _TAKEN_OVER.get(node.op_type, set()):

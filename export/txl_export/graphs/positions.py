@@ -45,7 +45,7 @@ def lifted(step: ir.Model, states: int, axes: Mapping[str, Axes], batch: int, le
             last outputs their next values in the same order.
         states: the number of states.
         axes: the axes of sequences and positions in the program's inputs and outputs that are no states; the step's
-            have the same axes without positions.
+            inputs and outputs have the same axes without positions.
         batch, length: the batch size B and segment length L.
 
     Returns:
@@ -63,7 +63,7 @@ class _Lifting:
 
     Attributes:
         program: the program.
-        _rows, _pieces: for a value of the step, the program's value for all positions, and those for each position.
+        _rows, _pieces: for a value of the step, the program's value for all positions, and its value for each.
         _first: for a state of the step, its value before the segment.
         _behind: for a state computed in chunks, its value after the segment.
         _results: the step's outputs other than states.
@@ -146,7 +146,7 @@ class _Lifting:
         self._rows.update(zip(node.outputs, copied, strict=True))
 
     def _handed_on(self, state: ir.Value) -> None:
-        """Set the rows of a state outside recurrences: each position's is the value made one position before."""
+        """Set the rows of a state outside recurrences: each position has the value made one position before."""
         first, after = self._first[state], self._after[state]
         if self._length == 1:
             self._rows[state] = first
@@ -170,7 +170,7 @@ class _Lifting:
         self._pieces.update(columns)
 
     def _in_chunks(self, state: ir.Value, one: Retention) -> None:
-        """Write a recurrence of a matrix per head, for all positions at once; see `graphs.retention`."""
+        """Write a recurrence whose state is a matrix per head, for all positions at once; see `graphs.retention`."""
         build, heads, batch, length = self._build, math.prod(one.heads), self._batch, self._length
 
         def numbers(rows: ir.Value, *own: int) -> ir.Value:
@@ -217,7 +217,7 @@ class _Lifting:
         return self._build.slice(self._all(after), axis, self._batch * (self._length - 1), self._batch * self._length)
 
     def _all(self, value: ir.Value | None) -> Any:
-        """Return a value for all positions at once."""
+        """Return the program's value that holds a value of the step for all positions."""
         if value is None or value in self._rows:
             return value and self._rows[value]
         if value in self._sizes[self._batch * self._length]:
@@ -230,7 +230,7 @@ class _Lifting:
         return self._rows[value]
 
     def _piece(self, value: ir.Value, position: int) -> ir.Value:
-        """Return a value for one position."""
+        """Return the program's value that holds a value of the step for one position."""
         if value in self._sizes[self._batch]:
             return self._number(value, self._batch)
         if value not in self._pieces:
@@ -242,7 +242,7 @@ class _Lifting:
         return self._pieces[value][position]
 
     def _axis(self, value: ir.Value) -> int | None:
-        """Return the axis of a value that contains sequences, possibly times a number; None if it has none."""
+        """Return the axis whose size is the number of sequences or a multiple of it; None if there is no such axis."""
         axes = [axis for axis, size in enumerate(sizes_of(value)) if not isinstance(size, int)]
         if value.shape is None or len(axes) > 1:
             raise UnliftedError(f"where the sequences of '{value.name}' stand is not known")
@@ -261,13 +261,13 @@ class _Lifting:
         return initializer(self.program.graph, f"{value.name}.{count}", self._sizes[count][value])
 
     def _to_rows(self, value: ir.Value, place: Axes) -> ir.Value:
-        """Return an input with positions and sequences as rows."""
+        """Return an input as rows: its axes of positions and sequences become one."""
         if order := self._order(place):
             value = self._build.transpose(value, order)
         return self._build.reshape(value, place.still.sizes(self._batch * self._length, 0))
 
     def _from_rows(self, value: ir.Value, place: Axes) -> ir.Value:
-        """Return an output made from rows."""
+        """Return an output made from rows: their axis becomes the axes of positions and sequences."""
         sizes, order = place.sizes(self._batch, self._length), self._order(place)
         if not order:
             return self._build.reshape(value, sizes)
@@ -285,7 +285,7 @@ class _Lifting:
 
 
 def _cut_sizes(model: ir.Model, counts: Sequence[int]) -> dict[int, dict[ir.Value, NDArray[Any]]]:
-    """Return the arrays of values that depend only on the number of sequences, for each count; remove their nodes."""
+    """Return, for each number of sequences, the arrays of values that depend on nothing else; remove their nodes."""
     graph, is_open = model.graph, dict[ir.Value | None, bool]()
     for node in graph:
         shape = node.op_type == "Shape" and node.inputs[0] is not None and node.inputs[0].is_graph_input()

@@ -1,8 +1,8 @@
-"""Writes products with quantised matrices with ONNX Runtime's own operators.
+"""Writes products with quantised matrices as ONNX Runtime's own operators.
 
-For few rows at a time (decoding) a product is one operator, MatMulNBits, whose speed is that of reading the weights.
-For many rows an int8 product is written around a product of integers, which is twice as fast then, and three times
-slower for one row:
+For few rows at a time (decoding) a product is one operator, MatMulNBits, which takes as long as reading the weights.
+For many rows an int8 product is written around a product of integers. This form is twice as fast for many rows, and
+three times slower for one row:
 
     scale = max |x| of the row / 127        code = round(x / scale) + 128        y = scale · (code - 128) @ W
 
@@ -31,20 +31,20 @@ MANY = 16
 """Number of rows from which the integer product is faster."""
 
 FEW = "-few.onnx"
-"""End of the names of the files into which `apart` moves programs of few rows."""
+"""Ending of the files into which `apart` moves programs of few rows."""
 
 
 def has_many_rows(program: Program) -> bool:
-    """Return whether a program multiplies at least `MANY` rows at a time; if B is open, one sequence's rows count.
+    """Return whether a program multiplies at least `MANY` rows at a time; an open B counts as 1.
 
-    Rolled programs never count: their rows have two axes.
+    The answer for a rolled program is no, because its rows have two axes.
     """
     batch, length = program.inputs[0].shape
     return program.update == "ring" and (1 if program.open_batch else int(batch)) * int(length) >= MANY
 
 
 def apart(programs: Sequence[Program]) -> tuple[Program, ...]:
-    """Return the programs; those of few rows that shared a file with programs of many rows get a separate file."""
+    """Return the programs; each program of few rows that shared a file with one of many rows gets a separate file."""
     shared = {program.file for program in programs if has_many_rows(program)}
     return tuple(
         msgspec.structs.replace(program, file=program.file.replace(".onnx", FEW))
@@ -55,19 +55,19 @@ def apart(programs: Sequence[Program]) -> tuple[Program, ...]:
 
 
 def whole_of(file: str) -> str:
-    """Return the file from which `apart` moved a program: both files are traced from the same network."""
+    """Return the file from which `apart` moved the program of `file`; both files are traced from the same network."""
     return file.replace(FEW, ".onnx")
 
 
 def multiply_quantised(graph: ir.Graph, parts: Mapping[str, Tensor], many: bool) -> None:
-    """Replace products with quantised matrices, in place.
+    """Replace products with quantised matrices by ONNX Runtime's operators, in place.
 
     For example, x [2, 5, 32] times a matrix [32, 96] whose parts are codes and scales.
 
     Args:
         graph: the graph; its initializers have the parameters' names, with "/" for ".".
         parts: the quantised parameters.
-        many: use the form for many rows for int8.
+        many: write int8 products in the form for many rows.
     """
     zeros: ir.Value | None = None
     for node in list(graph):

@@ -1,7 +1,7 @@
 """Quantises weights to int8 and int4 for the CPU, and defines how they are stored; the family chooses the matrices.
 
 int4 has a scale and a zero point per block of inputs. `gptq` rounds matrices whose inputs are known, ONNX Runtime's own
-quantiser the others; both return the same parts. int8 has a scale per column (output). For long segments int8 is stored
+quantiser all others; both return the same parts. int8 has a scale per column (output). For long segments int8 is stored
 in two forms of the same numbers, for ONNX Runtime's two operators (`quantised_matmul`): blocks for few rows at a time,
 as in decoding, and plain columns for many.
 """
@@ -25,14 +25,14 @@ QUANTISED = ("int8", "int4")
 BITS = {"int8": 8, "int4": 4}
 BLOCKS = (128, 64, 32)
 COLUMNS = "columns"
-"""Suffix of int8 codes in the matrix's own layout, [in, out]."""
+"""Suffix of the name of int8 codes in the matrix's own layout, [in, out]."""
 
 
 def gain_error(folded: Mapping[str, Tensor], parts: Mapping[str, Tensor]) -> float:
-    """Return the largest |gain - 1| of the quantised matrices: 0.02 if one is 2 % too large.
+    """Return the largest |gain - 1| of the quantised matrices: 0.02 if a matrix is 2 % too large.
 
     The gain is the slope of a line through the origin, fitted to quantised over original values. Rounding cancels out
-    in the gain, so a wrong scale shows. The other limits are loose for few bits, and a wrong scale could pass them.
+    in the gain, so a wrong scale shows. The proof's other limits are loose for few bits, and a wrong scale could pass.
     """
     worst = 0.0
     for name, kind in codes_in(parts):
@@ -43,7 +43,7 @@ def gain_error(folded: Mapping[str, Tensor], parts: Mapping[str, Tensor]) -> flo
 
 
 def codes_in(parts: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Yield name and kind of codes of each quantised matrix among `quantise`'s parts; int8 may have two."""
+    """Yield each quantised matrix's name and kind of codes, e.g. ("w", "int8"); an int8 matrix may have two kinds."""
     for part in parts:
         name, _, kind = part.rpartition(".")
         if f"{name}.shape" in parts and kind in (*QUANTISED, COLUMNS):
@@ -60,13 +60,13 @@ def quantise(
 ) -> dict[str, Tensor]:
     """Return the parameters with matrices replaced by their quantised parts.
 
-    NAME.int8 or NAME.int4 are codes in blocks, uint8 [out, blocks, bytes of a block], with NAME.scale, float32 [out ·
-    blocks], NAME.zero, packed zero points (int4), and NAME.shape, int32 [2], in and out. NAME.columns are int8 codes
-    [in, out], with NAME.column_scale, float32 [out].
+    Codes are the quantised numbers. NAME.int8 or NAME.int4 are codes in blocks, uint8 [out, blocks, bytes of a block].
+    Beside them stand NAME.scale, float32 [out · blocks], NAME.zero, packed zero points (only int4), and NAME.shape,
+    int32 [2], in and out. NAME.columns are int8 codes [in, out], with NAME.column_scale, float32 [out].
 
     Args:
         folded: the parameters that graphs compute with.
-        precision: int8 or int4; for any other nothing changes.
+        precision: int8 or int4; any other precision changes nothing.
         matrices: names of matrices that may be quantised.
         keep: beginnings of names that stay float32, e.g. "layers.03".
         many: store int8 also as columns, for products of many rows.
@@ -98,7 +98,7 @@ def quantise(
 
 
 def is_kept(name: str, keep: Collection[str]) -> bool:
-    """Return whether a matrix stays float32: `keep` contains its name, or a part of the model that contains it."""
+    """Return whether a matrix stays float32: `keep` has its name, or the name of a part of the model around it."""
     return any(name == start or name.startswith(f"{start}.") for start in keep)
 
 
@@ -112,7 +112,7 @@ def dequantise(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def block_of(size: int) -> int:
-    """Return the number of inputs that share a scale: the largest of `BLOCKS` that divides `size`, else the last.
+    """Return the number of inputs that share a scale: the largest of `BLOCKS` that divides `size`, or else 32.
 
     Example:
         >>> block_of(512)
@@ -139,7 +139,7 @@ def _in_blocks(columns: Tensor) -> Tensor:
 def _blocks_for(matrix: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the parts of an int4 matrix as `_blocks` does, fitted to the sum of x xᵀ over the matrix's inputs."""
     codes, scale, zero = round_to_inputs(matrix, inputs, block_of(len(matrix)))
-    if zero.shape[1] % 2:  # ONNX Runtime's quantiser fills the last byte so, too
+    if zero.shape[1] % 2:  # fill the last byte as ONNX Runtime's quantiser does
         zero = torch.nn.functional.pad(zero, (0, 1), value=8)
     return codes[..., ::2] | codes[..., 1::2] << 4, scale, zero[:, ::2] | zero[:, 1::2] << 4
 
@@ -192,5 +192,5 @@ def _matrix(parts: Mapping[str, Tensor], base: str, kind: str) -> Tensor:
         codes = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(start_dim=2)
         zero = torch.stack([zero & 15, zero >> 4], dim=-1).flatten(start_dim=1)
     zero, scale = zero[:, : codes.shape[1], None], parts[f"{base}.scale"].reshape(width, -1, 1)
-    matrix = (codes.float() - zero.float()) * scale  # [out, blocks, inputs per block]
+    matrix = (codes.float() - zero.float()) * scale  # the matrix is still [out, blocks, inputs per block]
     return matrix.flatten(start_dim=1)[:, :size].T.contiguous()

@@ -16,16 +16,16 @@ Core: TypeAlias = "frozenset[ir.Value]"
 
 
 def find_cores(graph: ir.Graph, after: Mapping[ir.Value, ir.Value]) -> dict[Core, list[ir.Node]]:
-    """Return the recurrences, each with the nodes that must run at each position.
+    """Return the recurrences (cores), each with the nodes that must run once for every position.
 
     Args:
         graph: the step's graph.
         after: for each state, its next value.
     """
     states = list(after)
-    # states it depends on
+    # for each value, the states it depends on, a bit each
     reached: dict[ir.Value | None, int] = {state: 1 << number for number, state in enumerate(states)}
-    leads = dict[ir.Value | None, int]()  # states it leads to, a bit each
+    leads = dict[ir.Value | None, int]()  # for each value, the states it leads to, a bit each
     for node in graph:
         count = 0
         for value in node.inputs:

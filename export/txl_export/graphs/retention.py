@@ -4,7 +4,7 @@
     S' = a S + k (β (v - (a S)ᵀ k))ᵀ     the gated delta rule
     o  = q S'
 
-For these all positions are a few products (`graphs.linear_attention`). They are recognised by the form of their nodes.
+All positions of such a state are a few products (`graphs.linear_attention`). States are recognised by their nodes.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def find_retention(
     """Return the recurrence of a state if it has one of the forms above; else None.
 
     Args:
-        state: a state that is alone in its core.
+        state: the only state of a core.
         after: for each state, its next value.
         nodes: the nodes of the core.
         elsewhere: nodes of other cores, and values that are outputs of the step.
@@ -136,7 +136,7 @@ class _Form:
         return None
 
     def _product(self, written: ir.Value) -> tuple[ir.Value, ir.Value, list[ir.Value]] | None:
-        """Return the column, the row and further factors whose product a matrix is; None if it is no such product."""
+        """Return the column, the row and the further factors whose product `written` is; None if it is none."""
         left, parts = [written], dict[tuple[Any, ...], list[ir.Value]]()
         while left:
             value = left.pop()
@@ -160,7 +160,7 @@ class _Form:
         return None
 
     def _reading(self) -> tuple[ir.Value, ir.Value, list[ir.Node]] | None:
-        """Return q, the result and the nodes of q S', if only they and the next step read S'; otherwise None."""
+        """Return q, the result and the nodes of q S', if only these nodes and the next step read S'; otherwise None."""
         uses = [use.node for use in self._new.uses() if use.node not in self._used]
         handed_on = [node for node in uses if node.op_type == "Identity" and not list(node.outputs[0].uses())]
         reads = self._reads(self._new)
@@ -190,7 +190,7 @@ class _Form:
         return readers
 
     def _pairs(self, value: ir.Value, kind: str) -> list[tuple[ir.Value, ir.Value]]:
-        """Return both orders of the two inputs of a value's operator, if it has this type; else []."""
+        """Return both orders of the two inputs of a value's operator, if the operator is of this kind; else []."""
         node = value.producer()
         if node is None or node.op_type != kind:
             return []
@@ -198,7 +198,7 @@ class _Form:
         return list(permutations([one for one in node.inputs if one is not None], 2))
 
     def _bare(self, value: ir.Value) -> ir.Value:
-        """Return the value before any Unsqueeze."""
+        """Return the value on which the Unsqueeze nodes before `value` began; `value` itself if there are none."""
         while (node := value.producer()) is not None and node.op_type == "Unsqueeze" and node.inputs[0] is not None:
             self._used.add(node)
             value = node.inputs[0]
@@ -211,5 +211,5 @@ class _Form:
 
 
 def _last(value: ir.Value) -> tuple[Any, ...]:
-    """Return the last two sizes, e.g. (dk, 1) for a column; (1, 1) for a number."""
+    """Return the last two sizes of a value, e.g. (dk, 1) for a column; (1, 1) for a number."""
     return (1, 1, *sizes_of(value))[-2:]

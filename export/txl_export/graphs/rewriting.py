@@ -1,10 +1,10 @@
 """Rewrites operators that bundles may not have into operators that they may have; each rewrite has a differential test.
 
 A rewrite is a function of a graph and a node. `REWRITES` lists it by the operator's name, e.g. "DFT" or
-"com.microsoft::QGemm"; large ones are separate modules. Types and shapes are inferred before. A rewrite leaves a node
-that it does not support, which `settling` then refuses like any operator that bundles may not have, or it raises an
-`UnsettledError`. Operators that the standard defines by others, e.g. MeanVarianceNormalization, are expanded by onnx
-when the graph is folded.
+"com.microsoft::QGemm"; large rewrites are separate modules. Types and shapes are inferred before a rewrite runs. A
+rewrite leaves a node that it does not support, or raises an `UnsettledError`. A node that was left is refused by
+`settling`, like any operator that bundles may not have. Operators that the standard defines by simpler ones, e.g.
+MeanVarianceNormalization, are expanded by onnx when the graph is folded.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _as_usual(_: ir.Graph, node: ir.Node) -> None:
 
 
 def _bias_apart(graph: ir.Graph, node: ir.Node) -> None:
-    """Add a convolution's bias with a separate Add, if it or the weight is computed: bundles need known sizes."""
+    """Move a convolution's bias to a separate Add if bias or weight is computed, because bundles need known sizes."""
     weight, bias = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
     shape = node.outputs[0].shape
     if bias is None or shape is None or (_is_known(weight) and _is_known(bias)):

@@ -34,7 +34,7 @@ _RANDOM = frozenset(
 
 
 _WITHOUT_OTHER_FORM = frozenset({"Det", "Unique"})
-"""Operators that remain however the step is captured, so a second attempt is useless."""
+"""Operators that stay in the graph however the step is captured, so a second capture is useless."""
 
 
 def settle(
@@ -44,13 +44,13 @@ def settle(
     outputs: Sequence[TensorSpec],
     opsets: Collection[int] = (OPSET,),
 ) -> None:
-    """Make a captured graph a program's graph, in place.
+    """Turn a captured graph into the graph of a program, in place.
 
     Args:
-        model: the graph; its inputs have the program's names, some may be missing; its outputs are complete and in
-            order.
+        model: the graph; its inputs have the program's names, and some of these may be missing; its outputs are
+            complete and in order.
         name: the program's name.
-        inputs, outputs: the program's; a size that is a word is open.
+        inputs, outputs: the program's inputs and outputs; a size that is a word is open.
         opsets: opsets that the graph may have.
 
     Raises:
@@ -90,10 +90,10 @@ def settle(
 
 
 def infer_shapes(model: ir.Model) -> None:
-    """Infer types and shapes of inner values; inputs and outputs keep theirs, e.g. open sizes."""
+    """Infer types and shapes of inner values; inputs and outputs keep their shapes, e.g. open sizes."""
     shapes = [(value, value.shape) for value in (*model.graph.inputs, *model.graph.outputs)]
     with quiet():
-        # without values first: alone, the pass that follows values fails on tables with several axes
+        # First without values: run alone, the pass that follows values fails on tables with several axes.
         for values in (False, True):
             ShapeInferencePass(check_type=True, strict_mode=True, data_prop=values)(model)
     for value, shape in shapes:
@@ -114,7 +114,7 @@ def _check_operators(graph: ir.Graph, opsets: Collection[int]) -> None:
 
 
 def _check_kinds(graph: ir.Graph) -> None:
-    """Refuse operators that bundles may not have, and random ones, with which no run could be repeated."""
+    """Refuse operators that bundles may not have, and operators that draw random numbers: no run could be repeated."""
     for node in graph:
         trace = node.metadata_props.get(STACK_TRACE, "")
         training = ir.convenience.get_const_tensor(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] else None
@@ -149,7 +149,7 @@ def _make_room(graph: ir.Graph, names: set[str]) -> None:
     )
 
     def inside(name: str) -> str:
-        while name in names_in_use:  # a second settling meets names of the first
+        while name in names_in_use:  # a graph that is settled twice has such names from the first time
             name = f"{name}.inside"
         names_in_use.add(name)
         return name
@@ -177,7 +177,7 @@ def _take_inputs(graph: ir.Graph, inputs: Sequence[TensorSpec]) -> None:
 
 
 def _give_outputs(graph: ir.Graph, outputs: Sequence[TensorSpec]) -> None:
-    """Make every output the result of its own node, rather than an input, a constant, or another output."""
+    """Make every output the result of its own node, rather than an input, a constant, or a second output."""
     seen: list[ir.Value] = []
     for index, (value, spec) in enumerate(zip(list(graph.outputs), outputs, strict=True)):
         if value.is_graph_input() or value.is_initializer() or any(value is one for one in seen):
@@ -204,7 +204,7 @@ def _leave_out_empty(graph: ir.Graph) -> None:
 
 
 def _choose_by_logic(graph: ir.Graph) -> None:
-    """Replace Where on booleans by And and Or: ONNX Runtime has no kernel for it."""
+    """Replace Where on booleans by And and Or, because ONNX Runtime has no kernel for such a Where."""
     for node in list(graph):
         result = node.outputs[0]
         if node.op_type == "Where" and result.dtype == ir.DataType.BOOL:
@@ -224,12 +224,12 @@ def _choose_by_logic(graph: ir.Graph) -> None:
 
 
 def _complete(graph: ir.Graph, opened: bool) -> None:
-    """Prepare types and shapes of all values for inference.
+    """Remove the inner shapes and sizes that inference has to find anew.
 
     Args:
         graph: the graph; its inputs and outputs have types and shapes.
-        opened: whether sizes are open. Then shapes that the capture noted inside hold only for the example, and are
-            removed.
+        opened: whether sizes of inputs are open. If so, the shapes that the capture noted inside hold only for the
+            example, and are removed.
     """
     ends = {id(value) for value in (*graph.inputs, *graph.outputs)}
     for node in graph:

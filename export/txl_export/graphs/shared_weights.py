@@ -35,7 +35,7 @@ class SharedWeights:
     """The tensors of a weight file, collected from one graph after another.
 
     Args:
-        parameters: the model's own tensors; the file contains only those that a graph contains.
+        parameters: the model's own tensors; the file contains only the tensors that a graph contains.
         taken: names that graphs use for something else.
     """
 
@@ -54,7 +54,7 @@ class SharedWeights:
 
     @property
     def names(self) -> frozenset[str]:
-        """The names of the tensors that graphs contain."""
+        """The names of all tensors that graphs contain and the file will hold."""
         return frozenset([*self._names_by_content.values(), *self._constants.values()])
 
     def adopt(self, graph: ir.Graph) -> None:
@@ -81,13 +81,13 @@ class SharedWeights:
             ir.convenience.replace_all_uses_with(value, shared)
 
     def keep(self, names: Collection[str]) -> None:
-        """Drop all collected tensors except these, because passes have removed constants since `adopt`."""
+        """Drop all collected tensors except those of `names`, because passes have removed constants since `adopt`."""
         for known in (self._names_by_content, self._constants):
             for key in [key for key, name in known.items() if name not in names]:
                 del known[key]
 
     def halve(self, names: Collection[str], dtype: torch.dtype) -> None:
-        """Store these tensors in half precision."""
+        """Store the tensors of these names in half precision, as `dtype`."""
         self._half |= dict.fromkeys(names, dtype)
 
     def add(self, name: str, tensor: Tensor) -> None:
@@ -95,7 +95,7 @@ class SharedWeights:
         self._more[name] = tensor
 
     def write(self, path: Path) -> WeightFile:
-        """Write the file; equal tensors give equal bytes. Returns the object that makes graphs refer to the file."""
+        """Write the file, and return the object that makes graphs refer to it; equal tensors give equal bytes."""
         tensors = dict(self._more)
         for name in [*self._names_by_content.values(), *self._constants.values()]:
             tensor = _tensor(self._values[name].copy())
@@ -115,7 +115,7 @@ class SharedWeights:
         if key in self._own:
             self._names_by_content[key] = self._own[key]
             return self._own[key], False
-        if values.ndim == 2:  # the exporter transposes small matrices; the parameter itself may be read, too
+        if values.ndim == 2:  # the exporter transposes small matrices; a graph may read the parameter itself, too
             turned = _content(np.ascontiguousarray(values.T))
             if turned in self._own:
                 self._names_by_content[turned] = self._own[turned]
@@ -127,7 +127,7 @@ class SharedWeights:
 
 
 def _array(tensor: Tensor) -> NDArray[np.generic]:
-    """Return a tensor as an array; bfloat16 goes through int16, because torch and NumPy do not exchange it."""
+    """Return a tensor as an array; bfloat16 goes through int16, because torch and NumPy exchange no bfloat16."""
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.int16).numpy().view(_BFLOAT16)
     values: NDArray[np.generic] = tensor.numpy()
@@ -152,7 +152,7 @@ def _content(values: NDArray[np.generic]) -> _Content:
 
 
 def read_weight_file(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a bundle's weight file; it is read instead of mapped if its path is not UTF-8.
+    """Return the tensors of a bundle's weight file; a file whose path is not UTF-8 is read instead of mapped.
 
     For example, {"embedding.tables.0": [256, 32]}.
     """

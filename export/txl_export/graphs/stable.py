@@ -1,7 +1,7 @@
 """Rewrites functions whose plain formula overflows or loses digits.
 
 PyTorch computes log(exp(a) + exp(b)) without exp(a). Its ONNX exporter writes the plain formula, which is infinite when
-exp exceeds float32. So these operators are decomposed here, before the exporter sees them.
+exp exceeds float32. So the operators of `FORMS` are decomposed here, before the exporter sees them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _logaddexp(one: Tensor, other: Tensor) -> Tensor:
 
 
 def _logcumsumexp(x: Tensor, dim: int) -> Any:
-    """Combine 1, 2, 4, … values in turn, each from two earlier results; NotImplemented if the size is open."""
+    """Combine 1, 2, 4, … values in turn, each from two earlier results; return NotImplemented if the size is open."""
     size, reach = x.shape[dim] if x.ndim else 1, 1
     if not isinstance(size, int):
         return NotImplemented
@@ -57,14 +57,14 @@ def _atan2(y: Tensor, x: Tensor) -> Tensor:
     height, width = y.abs(), x.abs()
     steep = height > width
     less, more = torch.where(steep, width, height), torch.where(steep, height, width)
-    angle = torch.where(less == more, more.sign(), less / more).atan()  # covers two zeros and two infinities
+    angle = torch.where(less == more, more.sign(), less / more).atan()  # two zeros, or two infinities, are equal, too
     angle = torch.where(steep, math.pi / 2 - angle, angle)
     angle = torch.where(_negative(x), math.pi - angle, angle)
     return angle * torch.where(_negative(y), -1, 1)  # where(…, -angle, angle) would return 0 for -0
 
 
 def _negative(x: Tensor) -> Tensor:
-    """Return where a number's sign is negative, including -0: [True, True, False] for [-2, -0.0, 0.0]."""
+    """Return True where a number's sign is negative, including -0: [True, True, False] for [-2, -0.0, 0.0]."""
     return (x < 0) | (x.reciprocal() < 0)
 
 

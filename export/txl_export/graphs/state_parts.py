@@ -73,7 +73,7 @@ def take_apart(model: ir.Model, count: int) -> list[Stack]:
                 elif not added and (start, end) != (0, size_of(value, axis)):
                     value = back.slice(value, axis, start, end)
                 graph.inputs.append(part)
-                graph.outputs.append(back.op("Identity", [value], value.shape))  # one node for each output
+                graph.outputs.append(back.op("Identity", [value], value.shape))  # each output needs its own node
             stacks.append(stack)
         join_once(graph)
         RemoveUnusedNodesPass()(model)
@@ -81,21 +81,21 @@ def take_apart(model: ir.Model, count: int) -> list[Stack]:
 
 
 def original(value: ir.Value) -> ir.Value:
-    """Return the value before any Identity."""
+    """Return the value on which the Identity nodes before `value` began; `value` itself if there are none."""
     while (node := value.producer()) is not None and node.op_type == "Identity" and node.inputs[0] is not None:
         value = node.inputs[0]
     return value
 
 
 def _pieces(state: ir.Value, after: ir.Value) -> tuple[int, bool, list[Piece]]:
-    """Return the axis along which a next value is joined, whether it is only added, and the pieces, or []."""
+    """Return the axis along which a next value is joined, whether that axis is only added, and the pieces or []."""
     node, sizes = after.producer(), sizes_of(state)
     axes = numbers_of(node.inputs[1]) if node is not None and node.op_type == "Unsqueeze" else None
     if node is not None and axes is not None and len(axes) == 1 and node.inputs[0] is not None:
         return axes[0] % len(sizes), True, [Piece(node.inputs[0], 0, 1)]
     for axis in (axis for axis, size in enumerate(sizes) if isinstance(size, int)):
         pieces = pieces_of(after, axis)
-        # the state's own rows move on: e.g. the last 3 of 4 and a new one, in a piece each
+        # If the state's own rows move on (e.g. the last 3 of 4, before a new row), every row becomes a piece.
         if len(pieces) > 1 and any(value is state for value, _, _ in pieces):
             pieces = [Piece(value, row, row + 1) for value, start, end in pieces for row in range(start, end)]
         if 1 < len(pieces) <= SIDES:

@@ -50,7 +50,7 @@ class Traceable(nn.Module):
     landmarks: tuple[str, ...] = ()
     """Names in the graph for inner values."""
     translations: Mapping[Callable[..., Any], Callable[..., Any]] = {}
-    """For `torch.onnx.export`: translations of custom operators."""
+    """Translations of custom operators for `torch.onnx.export`."""
     dynamic_shapes: Any = None
     """The sizes of each argument that `torch.export` must leave open; None if all are fixed."""
     marking = False
@@ -138,7 +138,7 @@ def write_graph(
 
     Args:
         traced: a graph by `trace`; it is copied, because int8 writes two files from one trace.
-        program: names, shapes and dtypes of its inputs and outputs.
+        program: the program, with names, shapes and dtypes of its inputs and outputs.
         weights: the file with the parameters.
         parts: the parameters as the weight file stores them, some quantised.
     """
@@ -222,7 +222,7 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def quick() -> Iterator[None]:
-    """Speed captures up by a third (small ones): collect garbage rarely, and build torch's table of operators once.
+    """Speed small captures up by a third: collect garbage rarely, and build torch's table of operators only once.
 
     torch builds this table for every capture. If a future version moves it, captures only take longer.
     """
@@ -245,7 +245,8 @@ def quick() -> Iterator[None]:
 def exact() -> Iterator[None]:
     """Keep onnxscript from taking x + 1e-8 for x, by which 0 / (0 + 1e-8) became NaN.
 
-    Its rules compare constants with 0 and 1 within a tolerance. If a future version does so elsewhere, a test fails.
+    Rules of onnxscript compare constants with 0 and 1 within a tolerance. A test fails if a future version compares
+    them at a new place.
     """
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(ImportError, AttributeError):
@@ -272,7 +273,7 @@ def _built(build: Callable[..., Any], **options: Any) -> Any:
 
 
 def int32_indices(graph: ir.Graph) -> None:
-    """Give Gather and GatherElements int32 indices: drop the casts to int64, narrow the constants.
+    """Give Gather and GatherElements int32 indices, by dropping Casts to int64 and narrowing constants.
 
     The indices are the largest constants in the file, and devices take int32 directly.
     """

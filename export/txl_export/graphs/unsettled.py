@@ -11,7 +11,7 @@ class UnsettledError(Exception):
 
     Attributes:
         trace: the source lines that torch stored for the node; "" if there are none.
-        final: whether a different way of capturing could not help.
+        final: True if no different way of capturing could help.
     """
 
     def __init__(self, message: str, trace: str = "", final: bool = False) -> None:

@@ -1,1 +1,1 @@
-"""Proves that a bundle computes the same function as its PyTorch model: chains of segments, comparisons, gates."""
+"""Proves that a bundle computes the same function as its PyTorch model, by comparing both over chains of segments."""

@@ -18,7 +18,7 @@ FORMS = "fast form of the graphs (bits)"
 
 
 class Bits:
-    """A count of values with wrong bits for each kind of trial.
+    """Counts the values with wrong bits, separately for each kind of trial.
 
     Attributes:
         found: the counts by trial, e.g. {"idle rows (bits)": 0}.
@@ -30,7 +30,7 @@ class Bits:
     def compare(self, tried: str, expected: Mapping[str, Array], found: Mapping[str, Array]) -> None:
         """Count the values that differ between arrays of the same name; an array that one side lacks counts 1.
 
-        For example, `expected` and `found` are {"output y": [2, 4]}, of which 3 values differ.
+        For example, 3 differing values of {"output y": [2, 4]} add 3 to the count of `tried`.
         """
         differing = sum(
             differing_values(expected[name], found[name]) if name in expected and name in found else 1
@@ -53,7 +53,7 @@ def differing_values(expected: Array, found: Array) -> int:
 
 
 def named(outputs: Arrays, states: Arrays) -> dict[str, Array]:
-    """Return outputs and states in one dictionary, by e.g. "output logprobs" and "state h".
+    """Return outputs and states in one dictionary, with "output" or "state" before each name.
 
     For example, {"output logprobs": [2, 5, 256], "state h": [2, 32]}.
     """
@@ -62,7 +62,7 @@ def named(outputs: Arrays, states: Arrays) -> dict[str, Array]:
 
 
 def rows_of(manifest: Manifest, results: Arrays, rows: Sequence[int] | NDArray[np.integer]) -> dict[str, Array]:
-    """Return some sequences of `named` results, e.g. [B, H] cut to [len(rows), H]; results without B are left out.
+    """Return the sequences `rows` of `named` results; results without an axis of sequences are left out.
 
     For example, rows [0, 2] cut [4, 32] to [2, 32].
     """

@@ -1,8 +1,8 @@
 """Runs chains of segments through bundle and reference, from fresh states until every state has long been full.
 
 The longest chain runs whole segments; gates judge drift on it. Other chains run the other segment lengths, and one
-calls all operations of a stream in turn, on random sequences. If the runtime counts memory rows, chains end soon after
-memory is full.
+chain calls all operations of a stream in turn, on random sequences. If the runtime counts memory rows, chains end soon
+after memory is full.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ SEGMENTS = 200
 """Least number of segments of all chains together, if the manifest does not show when states are full."""
 
 LONG, SHORT, MIXED, ALONE = 120, 24, 64, 16
-"""Number of segments: of the chain that shows drift, of the chain of each other length, of the chain with all
-operations, and of the chain of a single sequence."""
+"""Numbers of segments, in this order: of the chain that shows drift, of the chain of each other length, of the chain
+with all operations, and of the chain of a single sequence."""
 
 PATIENCE = 4
 """Largest factor by which a chain is lengthened while its states are not full."""
 
 FLAGGED = 10
-"""Segments of the longest chain before the first sequence's episode stops ending. Random flags end an episode after a
-few steps, so a counter of steps that saturates at 100 would never get there."""
+"""Number of segments of the longest chain after which the first sequence's episode no longer ends. Random flags end an
+episode after a few steps, so a counter of steps that saturates at 100 would never get there."""
 
 LONGER, TRIES = 4, 2
 """In half precision a chain that drifts is run again `LONGER` times as long, at most `TRIES` times."""
@@ -46,7 +46,7 @@ SAMPLED = 2000
 """Maximum number of segments to which the longest chain is lengthened to read every sample; `WORK` may allow fewer."""
 
 LIVE = 8
-"""Maximum number of sequences that run in a segment: if they are independent, the reference runs them one by one."""
+"""Maximum number of independent sequences that run in a segment, because the reference runs them one by one."""
 
 TURNS = ("", "look", "save", "reset", "copy", "look", "restore", "select", "", "grow", "copy")
 """The operation before each segment of the chain with all operations, repeated from the start; "" means none."""
@@ -63,10 +63,10 @@ class Planned:
     Attributes:
         name: the label in the report.
         streams: the number of sequences.
-        lengths: the length of each segment; the last one is repeated while states are not full.
+        lengths: the length of each segment; the last length is repeated while states are not full.
         most: the maximum number of segments with these repetitions.
-        mixed: "" for whole segments, "counts" for partial ones, "operations" for partial ones with an operation on the
-            stream before each.
+        mixed: "" if all positions of segments are valid, "counts" if each sequence has a random number of valid
+            positions, "operations" if an operation on the stream also precedes each segment.
         quiet: whether the episode of the first sequence stops ending after `FLAGGED` segments.
         seed: the seed of the chain's random inputs.
     """
@@ -81,7 +81,7 @@ class Planned:
 
     @property
     def segments(self) -> int:
-        """The least number of segments."""
+        """The least number of segments that the chain runs."""
         return len(self.lengths)
 
 
@@ -101,7 +101,7 @@ def planned(manifest: Manifest, segments: int | None, samples: int = 0, brief: b
     rest += [Planned(f"segments of {length}", many, (length,) * SHORT, PATIENCE * SHORT) for length in lengths[1:]]
     if manifest.batch_size > 1 and manifest.can.run_apart:
         rest.append(Planned("one sequence alone", 1, (lengths[0],) * ALONE))
-    to_judge_drift = 6 * math.ceil(DRIFT_ROWS / (lengths[0] * many))  # enough if a third of them fills the state
+    to_judge_drift = 6 * math.ceil(DRIFT_ROWS / (lengths[0] * many))  # enough if a third of these fills the state
     longest = max(LONG, to_judge_drift, SEGMENTS - sum(chain.segments for chain in rest))
     sampled = max(longest, min(math.ceil(samples / many), SAMPLED, int(_affordable(manifest) / many)))
     most = max(sampled, PATIENCE * longest)
@@ -139,7 +139,7 @@ def _operations_of(manifest: Manifest, segments: int) -> Planned:
 
 
 def live_sequences(manifest: Manifest) -> int:
-    """Return the maximum number of sequences that run in a segment; in lockstep all do."""
+    """Return the maximum number of sequences that run in a segment; in lockstep, the batch size."""
     if not manifest.can.run_apart:
         return manifest.batch_size
     return max(1, min(manifest.batch_size, LIVE, int(_affordable(manifest) / SEGMENTS)))
@@ -182,7 +182,7 @@ def source_of(
 
 
 def calls_of(chain: Planned, source: InputSource, draws: np.random.Generator) -> Iterator[tuple[dict[str, Array], Ids]]:
-    """Yield (inputs, counts [b]) for each segment of a chain without operations, endlessly.
+    """Yield (inputs, counts [b] of valid positions) for each segment of a chain without operations, endlessly.
 
     For example, ({"x": [2, 5, 8]}, [5, 3]).
     """
@@ -196,12 +196,12 @@ def calls_of(chain: Planned, source: InputSource, draws: np.random.Generator) ->
 
 
 def settled(trial: Trial, precision: str, chain: Planned, ran: ChainErrors) -> tuple[Planned, ChainErrors]:
-    """Return a chain and its errors if they do not drift; else run a chain `LONGER` times as long and return that.
+    """Return a chain and its errors if they do not drift; else a chain `LONGER` times as long with its errors.
 
     Drift of the longer chain is judged from the segment where the shorter one ended. Rounded weights move a slow state
-    to a different limit: the error grows until the state reaches it, then stops. An error that a recurrence accumulates
-    keeps growing. If sequences are independent, only a quarter of them run, so that the longer chain takes no more
-    time.
+    to a different limit: the error grows until the state reaches this limit, then stops. An error that a recurrence
+    accumulates keeps growing. If sequences are independent, only a quarter of them run, so that the longer chain takes
+    no more time.
     """
     manifest = trial.model.manifest
     for _ in range(TRIES):
@@ -218,9 +218,9 @@ def settled(trial: Trial, precision: str, chain: Planned, ran: ChainErrors) -> t
 
 
 def _operations(trial: Trial, segments: int, side: SideBySide, source: InputSource, draws: np.random.Generator) -> None:
-    """Run segments of all lengths; before each comes the next operation of `TURNS`.
+    """Run segments of random lengths, each after the next operation of `TURNS`.
 
-    "look" runs a segment with commit=False first.
+    The operation "look" first runs a segment with commit=False.
     """
     manifest = trial.model.manifest
     for turn in islice(cycle(TURNS), segments):

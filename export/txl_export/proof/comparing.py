@@ -1,4 +1,4 @@
-"""Errors of each output and state against the reference, per segment and over a chain of segments."""
+"""Computes errors of each output and state against the reference, per segment and over a chain of segments."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from txl_export.proof.decades import counts_of
 from txl_export.proof.ranks import RankCounts
 
 MEMORY = "memory"
-"""Name in reports of all tensors of counted memory rows together."""
+"""Name in reports for all tensors of counted memory rows, taken together."""
 STATES = "all states"
-"""Name in reports of all states together."""
+"""Name in reports for all states, taken together."""
 DRIFT_ROWS = 64
 """Least number of rows in a quarter of a chain for judging drift: with fewer rows, errors depend more on the inputs
 than on the state."""
@@ -39,12 +39,12 @@ class Sums:
     def add(self, exact: Array, difference: Array) -> None:
         """Add values [n] and their errors [n]; an infinite or NaN value counts as 0, its error as it is.
 
-        For example, `add([1.0, nan], [0.1, nan])`.
+        For example, `add([1.0, nan], [0.1, nan])` adds the values 1 and 0, and makes Σ d² infinite.
         """
         self.add_finite(np.where(np.isfinite(exact), exact, 0), difference)
 
     def add_finite(self, exact: Array, difference: Array) -> None:
-        """Add values [n], all finite, and their errors [n]. For example, `add_finite([1.0, 2.0], [0.1, 0.0])`."""
+        """Add values [n], all finite, and their errors [n]; `add_finite([1.0, 2.0], [0.1, 0.0])` adds 0.01 to Σ d²."""
         self.count += exact.size
         self.summed += float(exact.sum())
         self.of_squares += float(np.einsum("i,i->", exact, exact))
@@ -61,7 +61,7 @@ class Sums:
 
     @property
     def size(self) -> float:
-        """The standard deviation of the values, or |mean| if that is more than 1e6 times as large."""
+        """The standard deviation of the values, or |mean| if |mean| is more than 1e6 times as large."""
         mean = self.summed / max(self.count, 1)
         spread = math.sqrt(max(self.of_squares / max(self.count, 1) - mean**2, 0.0))
         return spread if spread > 1e-6 * abs(mean) else abs(mean)
@@ -84,7 +84,7 @@ class TensorErrors:
     Args:
         exact: whether the values are integers or booleans, which have to be equal.
         nats: whether the values are log-probabilities.
-        mask: absolute value from which errors are relative to the value itself; None for the one in `LIMITS`.
+        mask: absolute value from which errors are relative to the value itself; None for "mask" of `LIMITS`.
 
     Attributes:
         tensor: the results for the report: curves per segment and the largest error.
@@ -118,7 +118,7 @@ class TensorErrors:
     def deviation(self) -> float:
         """The root mean square error over the whole chain, relative to `Sums.size` of the reference's values.
 
-        Errors of values from `mask` on are relative to each value, unless these are the majority.
+        Errors of values of at least `mask` are relative to each value, unless most values are that large.
         """
         if self._large.count > self.usual.count:
             return self.usual.joined(self._large).deviation
@@ -127,7 +127,7 @@ class TensorErrors:
 
     @property
     def spread(self) -> float:
-        """`Sums.size` of the values below `mask`, in the unit of the curve that shows drift."""
+        """`Sums.size` of the values below `mask`, divided by the scale of the curve that shows drift."""
         return self.usual.size / self._scale
 
     def add(self, *pairs: tuple[Array, Array]) -> None:
@@ -239,7 +239,8 @@ class ChainErrors:
     def early_and_late(self, curve: Sequence[float | None]) -> tuple[float, float] | None:
         """Return a curve's means over the first and the last quarter of the segments that began with full states.
 
-        None if states never were full, or if there are fewer than 8 such segments or `DRIFT_ROWS` rows in a quarter.
+        Return None if states never were full, or if there are fewer than 8 such segments or `DRIFT_ROWS` rows in a
+        quarter.
         """
         first = self.chain.full_from
         means, rows = (np.array(values[first or 0 :], np.float64) for values in (curve, self.chain.rows))
@@ -251,7 +252,7 @@ class ChainErrors:
         return early, late
 
     def drifts(self) -> Iterator[tuple[str, TensorErrors, tuple[float, float] | None]]:
-        """Yield name, errors, and `early_and_late` mean errors, of every tensor of floats."""
+        """Yield name, errors, and the mean errors of `early_and_late`, for every tensor of floats."""
         for kind, every in ((self.outputs, 1), (self.states, self.chain.every)):
             for name, errors in kind.items():
                 if not errors.exact:
@@ -259,7 +260,7 @@ class ChainErrors:
                     yield name, errors, self.early_and_late(curve[: self.chain.segments])
 
     def spread(self) -> dict[str, tuple[Unit, NDArray[np.int64]]]:
-        """Return unit and counts by decade of each output of floats, and of all states of floats together.
+        """Return unit and counts by decade for each output of floats, and for all states of floats together.
 
         For example, {"logprobs": ("nats", [512, 7, 0])}: 512 values in the first decade, 7 in the second.
         """

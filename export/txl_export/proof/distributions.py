@@ -1,4 +1,4 @@
-"""Errors and KL divergence of log-probabilities against a reference's, over many positions.
+"""Computes errors and KL divergence of log-probabilities against a reference's, over many positions.
 
 Rows are compared in float64, in reused buffers. With log-probabilities o of the runtime and t of the reference, and p =
 softmax(t), KL(p ‖ softmax(o)) = lse(o) - lse(t) - Σ p·(o - t). This takes two exponentials per column, and neither side
@@ -24,7 +24,7 @@ CHUNK = 100_000
 
 
 class Distributions:
-    """Compares two sides' log-probabilities, and adds errors, divergence and agreement to the sums of a chain."""
+    """Compares the log-probabilities of two sides, and adds errors, divergence and agreement to the sums of a chain."""
 
     def __init__(self, chain: ChainErrors, errors: TensorErrors, vocab_size: int) -> None:
         self._chain, self._errors = chain, errors

@@ -8,15 +8,15 @@ import numpy as np
 from txl_runtime.types import Array
 
 FULL, MOST = 0.99, 0.75
-"""Shares of the values that ever change. A state counts as full when the first share has changed. If the second share
-changed in less than half that time, it counts as full then: the rest was not filled row by row, e.g. a channel behind a
-ReLU that first fires late, in a buffer of 4 rows."""
+"""Shares of the values of a state that ever change. A state counts as full when the share `FULL` has changed. If the
+share `MOST` changed in less than half that time, the state counts as full from then: the other values were not filled
+row by row, e.g. a channel behind a ReLU that first fires late, in a buffer of 4 rows."""
 LAST = 8
 """Number of successive segments in which an integer has to grow (or shrink) to count as a counter, such as the steps of
 an episode.
 
-After a change in the other direction, as many further segments are needed as there were so far. So the position in a
-ring, which returns to 0 repeatedly, is no counter.
+After a change in the opposite direction, the integer needs `LAST` segments more than have run so far. So the position
+in a ring, which returns to 0 repeatedly, is no counter.
 """
 
 
@@ -24,7 +24,7 @@ class Filling:
     """The history of one state along a chain.
 
     Args:
-        fresh: the values before the first segment; None if the state is absent then.
+        fresh: the values before the first segment; None if the state does not exist before it.
         whole: whether the values are integers.
     """
 
@@ -38,7 +38,7 @@ class Filling:
     def add(self, values: Array) -> None:
         """Record the state's values after a segment; if its shape changed, counting starts anew.
 
-        For example, [2, 16, 32], whose last 9 rows are not 0.
+        For example, values [2, 16, 32] of which 9 rows differ from the fresh state.
         """
         same = self._fresh is not None and self._fresh.shape == values.shape
         self._changed.append(int((values != self._fresh).sum()) if same else values.size)

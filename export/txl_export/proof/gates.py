@@ -1,4 +1,4 @@
-"""Makes the gates of a verification: errors of chains and counts of wrong bits, each with a limit of the ladder."""
+"""Makes the gates of a verification: each compares an error, or a number of wrong bits, with a limit of the ladder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from txl_export.proof.comparing import ChainErrors, TensorErrors
 OUTPUTS, STATES = "outputs max abs (relative)", "state max abs (relative)"
 SMALL, APART = (5e-7, 1e-2), 0.1
 """Tensors whose root mean square lies between 5e-7 and 1e-2 may be off by at most 10 % of their standard deviation: an
-error relative to 1 hides them, and below 5e-7 they may be the rounding of larger values."""
+error relative to 1 would hide theirs, and below 5e-7 their values may be the rounding of larger ones."""
 
 
 def judge(
@@ -32,7 +32,7 @@ def judge(
 
     Args:
         real: whether inputs were real; in lower precisions random inputs say nothing about the distribution.
-        text: a text whose likelihood both sides computed; without one the chains' own tokens are judged.
+        text: a text whose likelihood both sides computed; without a text the chains' own tokens are judged.
     """
     limits = rung(precision, backend)
     logprobs = {output.name for output in manifest.outputs if output.role == "logprobs"}
@@ -68,7 +68,7 @@ def _gate(name: str, value: float | None, limit: float, judged: bool = True) -> 
 
 
 def _small(tensors: Sequence[tuple[str, TensorErrors]]) -> Iterator[Gate]:
-    """Yield a gate for every tensor with small values (`SMALL`); its worst chain counts."""
+    """Yield a gate for every tensor with small values (`SMALL`), on its error in the worst chain."""
     errors_by_name: dict[str, float] = {}
     for name, errors in tensors:
         if not errors.exact and SMALL[0] < errors.usual.root_mean_square < SMALL[1]:
@@ -92,7 +92,7 @@ def _late_errors(
             yield name, None
             continue
         early, late = ends
-        # errors settle once memory is full: in float32, and if log-probabilities have a bounded reach
+        # In float32, and in log-probabilities of a bounded reach, errors stop growing once memory is full.
         if limits.burst is None or (reach is not None and errors.tensor.nats):
             yield name, (late, no_drift_limit(early))
         else:
@@ -100,7 +100,7 @@ def _late_errors(
 
 
 def _drifts(limits: Rung, chains: Sequence[ChainErrors], reach: int | None) -> Iterator[Gate]:
-    """Yield a gate of drift for every tensor; its worst chain counts."""
+    """Yield a gate of drift for every tensor, on its worst chain."""
     points: dict[str, list[tuple[float, float]]] = {}
     for chain in chains:
         for name, ends in _late_errors(limits, chain, reach):
@@ -136,5 +136,5 @@ def _distribution(
         yield _gate("perplexity (relative)", text.relative, limits.perplexity)
     elif targets:
         apart = sum((chain.ours or 0.0) - (chain.theirs or 0.0) for chain in facts) / targets
-        relative = None if math.isnan(apart) else abs(math.expm1(apart))  # both exclude a token that came
+        relative = None if math.isnan(apart) else abs(math.expm1(apart))  # NaN: both sides exclude a token that came
         yield _gate("perplexity (relative)", relative, limits.perplexity, real)

@@ -21,7 +21,7 @@ embedding into memory, per open program; neighbours share pages."""
 
 
 class InputSource:
-    """An endless source of segments.
+    """An endless source of the inputs of segments.
 
     Each sequence reads a sample from a random position to its end and on from its beginning, then the next sample.
 
@@ -29,8 +29,8 @@ class InputSource:
         manifest: the bundle's tables.
         samples: real inputs by name; without them inputs are random.
         draws: the generator of random inputs and of the order of samples.
-        segments: number of segments of the chain times its sequences; samples are left early enough that all are begun.
-            0: read each sample completely.
+        segments: number of segments of the chain times its sequences; each sample is left early enough that all are
+            begun. With 0, each sample is read completely.
         few: whether to draw only `DISTINCT_IDS` ids of a larger vocabulary.
         below, flags: see `Reference`.
 
@@ -87,7 +87,7 @@ class InputSource:
         return self._draws.standard_normal(sizes).astype(np.float32)
 
     def _sampled(self, count: int, length: int) -> dict[str, Array]:
-        """Return the sequences' next pieces of samples, joined, in the declared dtypes."""
+        """Return the next piece of a sample for each sequence, joined, in the declared dtypes."""
         rows = [self._sequence(row, length) for row in range(count)]
         arrays = {}
         for entry in self._read:
@@ -126,7 +126,7 @@ def read_samples(path: Path) -> dict[str, Array]:
             return {name: stored[name] for name in stored.files}
     except FileNotFoundError:
         raise UsageError(f"{path}: no such file, expected arrays by input name; check the path") from None
-    except Exception as error:  # numpy, zipfile and zlib raise their own types
+    except Exception as error:  # numpy, zipfile and zlib raise errors of their own types
         reason = one_line(error)
         raise UsageError(f"{path}: {reason}; expected arrays by input name, as numpy.savez writes them") from None
 

@@ -1,4 +1,4 @@
-"""The result of a verification: gates, the document for the report, and advice for a failed gate."""
+"""Holds the result of a verification: gates, the document for the report, and advice for a failed gate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from txl_export.proof.decades import EDGES, KL_EDGES, counts_of
 from txl_export.proof.ranks import RankCounts
 
 AMPLIFIES = "it amplifies rounding: look whether its weights are trained, or too large"
-"""Advice if the model's own difference between float32 and float64 is as large as its bundle's error."""
+"""Advice if the model differs between float32 and float64 as much as the bundle differs from the model."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Parity:
         backend: a description of the engine.
         precision: the bundle's precision.
         reference: a description of the reference.
-        chains, text, gates: the errors of each chain, those of the text or None, and the judgements.
-        sensitivity: for quantised weights, the KL divergence in nats that each layer causes alone; else {}.
+        chains, text, gates: the errors of each chain, the errors of the text or None, and the gates with judgements.
+        sensitivity: for quantised weights, the KL divergence in nats of quantising only one layer, by layer; else {}.
         advice: what to do if a gate failed.
         model_id: the id of the model.
         ran_on: the kind of inputs: "random inputs", "real inputs" or "the text".
@@ -64,7 +64,7 @@ class Parity:
         return self if self.text is None else replace(self, text=structs.replace(self.text, behind=fitted))
 
     def with_words(self, differing: Sequence[str] | None) -> Parity:
-        """Return a copy with a gate on the number of differences between vocabularies; None: they were not compared."""
+        """Return a copy with a gate on the differences of vocabularies; `differing` is None if none were compared."""
         advice = f"{differing[0]}; give --vocabulary the file that the export was given" if differing else ""
         count, passed = (None, None) if differing is None else (float(len(differing)), not differing)
         return replace(self, gates=(*self.gates, Gate(VOCABULARY, count, 0.0, passed)), words=advice)
@@ -91,7 +91,7 @@ class Parity:
     def verification(self) -> Verification:
         """Return the whole result in the form of report.json."""
         kl = [value for chain in self.chains for value in chain.kl]
-        with np.errstate(invalid="ignore"):  # quantiles between infinities
+        with np.errstate(invalid="ignore"):  # a quantile between two infinities is NaN
             largest = (float(value) for value in (np.mean(kl), np.quantile(kl, 0.999), np.max(kl))) if kl else ()
         return Verification(
             passed=self.passed,

@@ -40,7 +40,7 @@ def compare_text(model: Model, reference: Reference, text: Ids, listener: Listen
         ]
         nll, losses = np.concatenate(known), stream.score(piece)[0].astype(np.float64)
         theirs, ours = theirs + float(nll.sum()), ours + float(losses.sum())
-        with np.errstate(invalid="ignore"):  # inf - inf, where both sides exclude a token
+        with np.errstate(invalid="ignore"):  # inf - inf is NaN where both sides exclude a token
             errors += counts_of(np.abs(nll - losses))
         listener.advance()
     positions = len(text) - 1

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from txl_report.schema.verification import Ranks
 
 WITHIN = (1, 2, 5, 10)
-"""Values k for which the count is kept of positions where the reference's best token is among the bundle's k best."""
+"""Values k: positions are counted at which the reference's best token is among the bundle's k best tokens."""
 BEST = WITHIN[-1]
 """Number of best tokens of each side whose overlap is counted."""
 MANY, BLOCK = 5000, 64
@@ -20,7 +20,7 @@ the 10 best blocks."""
 
 @dataclass
 class RankCounts:
-    """Running counts of agreement in order, near-ties included.
+    """Counts how far reference and bundle agree in the order of tokens, near-ties included.
 
     Attributes:
         positions: number of positions counted.
@@ -36,7 +36,7 @@ class RankCounts:
     shared: int = 0
 
     def add(self, favourite: NDArray[np.intp], expected: NDArray[Any], found: NDArray[Any]) -> None:
-        """Count n positions.
+        """Add n positions to the counts.
 
         Args:
             favourite: the reference's best token at each position, [n].
@@ -73,12 +73,12 @@ class RankCounts:
 
 
 def _per_row(truths: NDArray[np.bool_]) -> NDArray[np.intp]:
-    """Count the true values in each row of [n, V]: [n]; fast if there are few."""
+    """Return the number of true values in each row of [n, V], as [n]; fast if there are few."""
     return np.bincount(np.flatnonzero(truths) // truths.shape[1], minlength=len(truths))
 
 
 def _among_best(rows: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return a mask [n, V] of each row's `BEST` largest values; a NaN takes a place and is false."""
+    """Return a mask [n, V] of each row's `BEST` largest values; NaN counts as largest, but its mask is False."""
     if rows.shape[1] <= BEST:
         return np.ones(rows.shape, bool)
     return rows >= _least_of_best(rows)[:, None]

@@ -23,22 +23,22 @@ States: TypeAlias = dict[str, Array | None]
 """State tensors by name; None for a state that does not exist yet."""
 Indices: TypeAlias = NDArray[np.integer]
 Returned: TypeAlias = Array | Callable[[int], Iterator[Array]]
-"""An output of some sequences: an array. If that would be large: a function of a sequence's index that yields its valid
-positions in pieces; the next piece overwrites a piece."""
+"""An output of some sequences: an array; or, if the array would be large, a function of a sequence's index that yields
+its valid positions in pieces. The next piece overwrites a piece."""
 
 
 class Reference(Protocol):
-    """A step in plain PyTorch, arrays in and arrays out.
+    """A step in plain PyTorch that takes and returns arrays.
 
     Attributes:
         described: a description of the model and its precision, for the report.
-        small: whether it runs fastest in one thread.
-        large: whether it needs memory that the bundle can temporarily release.
+        small: whether the model runs fastest in one thread.
+        large: whether the model needs memory that the bundle can temporarily release.
         together: whether independent sequences run in one batch, because by construction none changes another. States
             then have the batch on axis 0, and all sequences of a step have the same number of valid positions.
             Otherwise each sequence runs alone, because a batch could mix them.
         masks: whether a log-probability may stand for "never" ("mask" in `ladder.LIMITS`).
-        resumes: whether it has the bundle's states, so that each side can continue from the other's.
+        resumes: whether the reference has the bundle's states, so that each side can continue from the other's.
         below: for each integer input of unknown range, the upper limit (exclusive) of its random values.
         flags: for each boolean input that ends episodes, the value with which an episode continues.
     """
@@ -58,16 +58,16 @@ class Reference(Protocol):
     def step(
         self, inputs: Arrays, states: States, valid: Ids | None
     ) -> tuple[Mapping[str, Returned], Mapping[str, Array]]:
-        """Run one step; return outputs and states. It may empty `states`; `valid` [n] counts valid rows.
+        """Run one step; return outputs and states. The step may empty `states`; `valid` [n] counts valid rows.
 
         For example, inputs {"x": [2, 5, 8]} and `valid` [5, 3].
         """
 
     def in_single(self) -> Reference | None:
-        """Return the reference in float32; None if it already is."""
+        """Return the reference in float32; None if the reference is in float32 already."""
 
     def precisions(self) -> tuple[Reference, Reference] | None:
-        """Return the reference in float64 and in float32; None if it does not run in both."""
+        """Return the reference in float64 and in float32; None if only one of them can run."""
         single = self.in_single()
         return None if single is None else (self, single)
 
@@ -130,7 +130,7 @@ class ReferenceStreams:
         """Yield every state tensor of all sequences; one at a time, because together they may exceed the model's size
         several times.
 
-        Memory rows are [b, rows, ...] as in `Stream.iter_memory`, with zeros before those of shorter sequences. For
+        Memory rows are [b, rows, ...] as in `Stream.iter_memory`, with zeros before the rows of shorter sequences. For
         example, ("layers.00.hidden", [2, 16, 32]).
         """
         if self.reference.resumes:
@@ -174,7 +174,7 @@ class ReferenceStreams:
         self._held = [dict(held) for held in snapshot]
 
     def _groups(self, counts: Ids) -> list[tuple[list[int], Indices]]:
-        """Return, for each group that runs together, the indices of its states and of its sequences."""
+        """Return, for each group that runs together, the indices of its states and the indices of its sequences."""
         if not self._apart:
             return [([0], np.arange(self.count))] if counts.any() else []
         live: list[int] = np.flatnonzero(counts).tolist()
@@ -258,5 +258,5 @@ def run_together(
 
 
 def _along(table: StateTensor, values: Array | None, rows: Sequence[int]) -> Array | None:
-    """Return some sequences of a state; a state without a batch axis as it is."""
+    """Return some sequences of a state; a state without an axis of sequences is returned as it is."""
     return None if values is None else values[table.axes.at(np.asarray(rows))]

@@ -1,7 +1,7 @@
-"""Compares a bundle's copy with rounded matrices, which stands in for engines of TensorRT-RTX, with the bundle itself.
+"""Compares a bundle with its copy of rounded matrices, which stands in for engines of TensorRT-RTX.
 
-The engines multiply activations of half precision by codes; the copy multiplies them by the values that the codes stand
-for, in ONNX Runtime on the CPU. So a step without its module at hand has a reference, too: the bundle.
+The engines multiply activations of half precision by codes (rounded numbers); the copy multiplies them by the values
+that the codes stand for, in ONNX Runtime on the CPU. So a step without its module has a reference, too: the bundle.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from txl_export.proof.references import Reference, States, hand_over
 
 
 def opened_for_rtx(opener: Callable[[], Model], precision: str) -> Model:
-    """Open a copy on the CPU that the ladder judges as engines of TensorRT-RTX in this precision."""
+    """Open a copy on the CPU; the ladder judges it by the limits of engines of TensorRT-RTX in this precision."""
     model = opener()
     backend = model.backend
     backend.description += f", which stands in for TensorRT-RTX with matrices in {precision}"

@@ -27,7 +27,7 @@ class OwnRounding:
     """Runs a reference in float64 and in float32 and compares the two.
 
     Attributes:
-        errors: the errors of float32 in each float output and state, by e.g. "output y" and "state h".
+        errors: the errors of float32 in each float output and state, under names such as "output y" and "state h".
     """
 
     def __init__(self, manifest: Manifest, sides: Sequence[Reference], count: int) -> None:
@@ -42,7 +42,7 @@ class OwnRounding:
         """
         pairs: dict[str, list[tuple[Array, Array]]] = {}
         for name, rows, (exact, rounded) in run_together(self._sides, inputs, counts):
-            if callable(exact) and callable(rounded):  # pieces of log-probabilities
+            if callable(exact) and callable(rounded):  # both yield pieces of log-probabilities
                 pairs.setdefault(name, [])
                 for row in range(len(rows)):
                     for piece in zip(exact(row), rounded(row), strict=True):
@@ -59,7 +59,7 @@ class OwnRounding:
         return self.errors.setdefault(name, errors)
 
     def reset(self, rows: Sequence[int] | None = None) -> None:
-        """Reset these sequences, or all for None, on both sides."""
+        """Reset the sequences `rows`, or all for None, on both sides."""
         for side in self._sides:
             side.reset(rows)
 
@@ -70,12 +70,12 @@ def own_rounding(
     samples: Mapping[str, Any] | None,
     chains: Sequence[tuple[Planned, ChainErrors]],
 ) -> tuple[dict[str, float], set[str]]:
-    """Run chains again with the reference in both precisions; those with operations are left out.
+    """Run chains again with the reference in both precisions; chains with operations are left out.
 
     Returns:
         Errors of float32 by output or state, e.g. {"state h": 0.02}, which are so large that they explain errors above
-            `float32_limit`; and names of others whose smaller error drifts along a chain. Both are empty if the model
-            does not run in both precisions.
+            `float32_limit`; and the names of outputs and states whose smaller error drifts along a chain. Both are
+            empty if the model does not run in both precisions.
     """
     sides, largest, drifting = reference.precisions(), dict[str, float](), set[str]()
     for chain, ran in chains:
@@ -100,8 +100,8 @@ def told_apart(
     """Merge two runs of a chain: a free one, and one (`handed`) that continues from the reference's state after each
     segment.
 
-    A tensor in `far` gets the errors of `handed`. One in `drifting` keeps those of `free`, but gets the curve of mean
-    errors of `handed`. Any other keeps those of `free`.
+    A tensor in `far` gets the errors of `handed`. A tensor in `drifting` keeps the errors of `free`, but gets the curve
+    of mean errors of `handed`. Any other tensor keeps the errors of `free`.
     """
     for kind, mine, theirs in (("output", free.outputs, handed.outputs), ("state", free.states, handed.states)):
         for name, errors in theirs.items():

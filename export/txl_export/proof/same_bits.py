@@ -1,4 +1,4 @@
-"""Compares pairs of runs of the bundle that must give equal bits; needs no reference.
+"""Compares pairs of runs of the bundle that must give equal bits, without a reference.
 
 A sequence's results may not depend on its neighbours, whether they run, are idle or hold only NaN, as long as a segment
 computes the same number of sequences. A stream repeats its results after `restore`, and after calls with commit=False.
@@ -27,15 +27,15 @@ from txl_export.proof.bits import FORMS, IDLE, INDEPENDENT, REPEATED, RESTORED, 
 from txl_export.proof.input_source import POISON, InputSource, poisoned
 
 SEGMENTS, FEW = 6, 2
-"""Number of segments per run; the second if sequences are independent by construction, so that only the bundle can be
+"""Numbers of segments per run: 6, or 2 if sequences are independent by construction, so that only the bundle can be
 wrong."""
 
 Call = tuple[dict[str, Array], Ids]
-"""Inputs of one segment and its valid positions per sequence, counts [B]."""
+"""The inputs of one segment, and counts [B] of the valid positions of each sequence."""
 
 
 def compare_bits(model: Model, samples: Mapping[str, Any] | None, bits: Bits, folder: Path, few: bool) -> None:
-    """Run all pairs that the bundle allows; count differing values. `few`: run `FEW` segments, one sequence."""
+    """Run all pairs that the bundle allows; count differing values. With `few`, run `FEW` segments, one sequence."""
     draws, manifest, segments = np.random.default_rng(7), model.manifest, FEW if few else SEGMENTS
     source = InputSource(manifest, samples, draws, few=few)
     calls = []
@@ -51,9 +51,9 @@ def compare_bits(model: Model, samples: Mapping[str, Any] | None, bits: Bits, fo
 
 
 def compare_forms(model: Model, samples: Mapping[str, Any] | None, bits: Bits) -> Callable[[], None]:
-    """Run segments with idle sequences; return a function that compares the results with those of the stored graphs.
+    """Run segments with idle sequences; return a function that compares their results with those of the stored graphs.
 
-    Call the function after the model is deleted: it loads another, and both would hold the weights.
+    Call the function after the model is deleted: the function loads a second model, and both would hold the weights.
     """
     backend, manifest, draws = model.backend, model.manifest, np.random.default_rng(11)
     if not isinstance(backend, HostBackend) or not any(map(backend.engine.kept, backend.programs)):
@@ -69,13 +69,13 @@ def compare_forms(model: Model, samples: Mapping[str, Any] | None, bits: Bits) -
 
 
 def _with_one_zero(results: Iterable[dict[str, Array]]) -> Iterator[dict[str, Array]]:
-    """Yield results with 0.0 for -0.0, as from ONNX Runtime's Where, which a fast form does not have."""
+    """Yield results with 0.0 for -0.0, because ONNX Runtime's Where returns -0.0 where a fast form returns 0.0."""
     for one in results:
         yield {name: array + 0 if array.dtype.kind == "f" else array for name, array in one.items()}
 
 
 def _repeated(model: Model, calls: Sequence[Call], bits: Bits) -> None:
-    """Compare two calls with commit=False and one with commit=True, on the same segments."""
+    """Compare the results of calls with commit=False, and of a call with commit=True, on the same segments."""
     stream = model.stream()
     for inputs, counts in calls:
         one = stream.run(inputs, lengths=counts, commit=False)
@@ -108,10 +108,10 @@ def _restored(model: Model, before: Sequence[Call], after: Sequence[Call], bits:
 
 
 def _among_neighbours(model: Model, row: int, calls: Sequence[Call], bits: Bits) -> None:
-    """Compare one sequence's results while the others run, are idle, or have NaN in inputs and state.
+    """Compare one sequence's results while other sequences run, are idle, or have NaN in inputs and state.
 
     Graphs with an open B compute sequences only up to the last one that runs, and an engine may round differently for a
-    different number of sequences. So only runs with the same number are compared.
+    different number of sequences. So only runs with the same number of sequences are compared.
     """
     manifest, numbers, together = model.manifest, np.arange(model.batch_size), list(_run(model.stream(), calls))
     some = any(program.open_batch for program in manifest.programs)

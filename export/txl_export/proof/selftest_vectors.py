@@ -43,9 +43,9 @@ def selftest_vectors(
 ) -> dict[str, NDArray[Any]]:
     """Return vectors of steps of every length, e.g. "counts" [steps, B], with idle sequences and resets if allowed.
 
-    If the model's own rounding grows beyond `SMALL`, all sequences are reset before the step. If it is too large even
-    from fresh states, different inputs are drawn. If it still exceeds `SMALL`, "rounding" records the largest. For
-    example, {"counts": [3, 2]} for three steps of two sequences.
+    If the model's own rounding grows beyond `SMALL`, all sequences are reset before the step. If the rounding is too
+    large even from fresh states, different inputs are drawn. If it still exceeds `SMALL`, the vector "rounding" records
+    the largest. For example, {"counts": [3, 2]} for three steps of two sequences.
     """
     draws, batch = np.random.default_rng(0), manifest.batch_size
     source, truth = InputSource(manifest, samples, draws), ReferenceStreams(manifest, reference, batch)
@@ -94,7 +94,7 @@ def selftest_vectors(
 
 
 def _calmest(beside: OwnRounding, draws: Iterable[dict[str, Array]], counts: Ids) -> tuple[dict[str, Array], float]:
-    """Return inputs with a rounding of at most `SMALL` from fresh states, else the best; and the rounding."""
+    """Return inputs whose rounding from fresh states is at most `SMALL`, or the least; and this rounding."""
     tried: list[tuple[dict[str, Array], float]] = []
     for inputs in draws:
         beside.reset()
@@ -163,7 +163,7 @@ def _same_places(manifest: Manifest, draws: np.random.Generator) -> dict[str, Ar
 def drawn_places(
     sizes: tuple[int, ...], kept: int, draws: np.random.Generator, of: tuple[int, ...] | None = None
 ) -> Array:
-    """Draw `kept` flat indices into the corner `sizes` of an array of shape `of`; they repeat if the corner is smaller.
+    """Draw `kept` flat indices into the corner `sizes` of an array of shape `of`; indices repeat in a smaller corner.
 
     Example:
         >>> drawn_places((1, 2), 3, np.random.default_rng(0), of=(4, 5))
@@ -184,7 +184,7 @@ def _note_outputs(
     draws: np.random.Generator,
     found: dict[str, list[tuple[Array, Array]]],
 ) -> None:
-    """Append places and values [B, kept] of every output; those of sequences that did not run are zeros."""
+    """Append places and values [B, kept] of every output; values of sequences that did not run are zeros."""
     for output in manifest.outputs:
         count = values_kept(manifest, output)
         places, values = (np.zeros((len(counts), count), dtype) for dtype in ("int32", output.dtype))

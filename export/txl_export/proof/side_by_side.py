@@ -22,13 +22,13 @@ from txl_export.proof.input_source import poisoned
 from txl_export.proof.references import Indices, Reference, ReferenceStreams, Returned, hand_over, in_pieces
 
 CHEAP_STATE, CHEAP_ROWS, SPARSE = 64_000_000, 8_000_000, 8
-"""Limits of bytes of states: of all together, and per sequence if the reference computes them only for the comparison.
-Larger states are compared after every eighth segment and the last, instead of after each."""
+"""Limits in bytes: of all states together, and of a sequence's states if the reference computes them only to compare.
+Larger states are compared after every eighth segment and the last, instead of after each segment."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A bundle and its reference, with what all chains share.
+    """A bundle, its reference, and all that the chains of a verification share.
 
     Attributes:
         model: the bundle.
@@ -54,7 +54,7 @@ class Trial:
 
 
 class SideBySide:
-    """One stream of the bundle and one of the reference, with the same number of sequences.
+    """A stream of the bundle and a stream of the reference, with the same number of sequences.
 
     Attributes:
         errors: the errors found so far.
@@ -95,7 +95,7 @@ class SideBySide:
         return self._truth.count
 
     def segment(self, inputs: dict[str, Array], counts: Ids, commit: bool = True) -> None:
-        """Run one segment on both sides and compare; the bundle gets NaN at positions beyond counts [b].
+        """Run one segment on both sides and compare them; the bundle gets NaN at positions beyond counts [b].
 
         For example, {"x": [2, 5, 8]} with counts [5, 3].
         """
@@ -119,11 +119,11 @@ class SideBySide:
             hand_over(self.stream, manifest, self._truth.state())
 
     def _unchanged_states(self, state: dict[str, Array], idle: list[int], commit: bool) -> dict[str, Array]:
-        """Return the states that a segment must not change: those of idle sequences, or all with commit=False."""
+        """Return the states that a segment must not change: those of idle sequences, or all if commit is False."""
         return rows_of(self._manifest, named({}, state), idle) if commit else named({}, state)
 
     def finish(self) -> None:
-        """Compare the states after the last segment, unless that was done."""
+        """Compare the states after the last segment, unless `segment` has compared them."""
         if (self.errors.chain.segments - 1) % self.errors.chain.every:
             self._compare_state()
 
@@ -134,7 +134,7 @@ class SideBySide:
             self._trial.model.backend.release_pages()  # the reference needs the memory
         expected = self._truth.run(inputs, counts, commit)
         if large:
-            trim()  # or blocks that the reference has freed would add to the runtime's memory
+            trim()  # else blocks that the reference has freed would add to the runtime's memory
         arrays = inputs if (counts == length).all() else poisoned(self._manifest, inputs, counts)
         results = self.stream.run(arrays, lengths=counts, commit=commit)
         for output in self._manifest.outputs:
@@ -179,23 +179,23 @@ class SideBySide:
         return max(self._rows_full_from, *full, 0)
 
     def reset(self, rows: Sequence[int] | None = None) -> None:
-        """Reset some sequences, or all for None."""
+        """Reset some sequences, or all for None, on both sides."""
         self.stream.reset(rows)
         self._truth.reset(rows)
 
     def select(self, rows: Sequence[int]) -> None:
-        """Reorder, drop or duplicate sequences."""
+        """Reorder, drop or duplicate sequences on both sides."""
         self.stream.select(rows)
         self._truth.select(rows)
 
     def save(self) -> None:
-        """Write the bundle's state to a file, and keep the reference's in memory."""
+        """Write the bundle's state to a file, and keep the reference's state in memory."""
         path = self._trial.folder / "snapshot.safetensors"
         self.stream.snapshot().save(path)
         self._saved = path, self._truth.snapshot(), self.count
 
     def restore(self) -> None:
-        """Go back to the saved states and their number of sequences."""
+        """Go back to the saved states, and to the number of sequences that they have."""
         assert self._saved is not None, "something was saved"
         path, snapshot, count = self._saved
         if count != self.count:
@@ -205,7 +205,7 @@ class SideBySide:
         self._truth.restore(snapshot)
 
     def copy(self, source: int, target: int) -> None:
-        """Give the sequence `target` the state of `source`."""
+        """Give the sequence `target` the state of `source`, on both sides."""
         self.stream.put(target, self.stream.take(source))
         self._truth.copy(source, target)
 
@@ -239,7 +239,7 @@ class SideBySide:
         errors.add(*pairs)
 
     def _score(self, inputs: dict[str, Array], row: int, first: int, count: int, theirs: Array, ours: Array) -> None:
-        """Add both sides' negative log-likelihood of each token in the segment that follows one of these positions."""
+        """Add both sides' negative log-likelihood of each token in the segment that follows one of the positions."""
         tokens, chain = self._manifest.tokens, self.errors.chain
         if tokens is None or not self._manifest.can.pair_tokens:
             return

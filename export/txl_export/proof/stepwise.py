@@ -1,4 +1,4 @@
-"""Finds the largest length up to which a segment equals single steps, by running both from the same state.
+"""Finds the largest length up to which a segment equals single steps, by running both ways from the same state.
 
 E.g. five tokens run as a segment of 5, and as five segments of 1; outputs of each position and final states are
 compared. An LSTM gives the same both ways. A Transformer-XL without a window does not: with a full memory, position 3
@@ -18,9 +18,9 @@ from txl_export.proof.references import Reference, ReferenceStreams, States, who
 from txl_export.proof.threads import few_threads
 
 MOST = 8
-"""Longest segment that is compared, in positions, if any length can run: drafts of a lookup are shorter."""
+"""Longest segment that is compared, in positions, if the model runs any length; drafts of a lookup are shorter."""
 TIMES = 2
-"""Number of comparisons with full states; one with initial states precedes them."""
+"""Number of comparisons with full states; a comparison with initial states precedes them."""
 MOST_FILLED = 4096
 """Maximum number of positions that are run to fill the states."""
 SINGLE, DOUBLE = 1e-4, 1e-6
@@ -30,10 +30,11 @@ SINGLE, DOUBLE = 1e-4, 1e-6
 def stepwise(manifest: Manifest, refer: Callable[[], Reference]) -> int | None:
     """Return the largest T for which segments of up to T positions equal single steps.
 
-    Segments of 2 … `MOST` positions are compared; if lengths are exact, those up to `MOST`, or the shortest above 1.
+    Segments of 2 … `MOST` positions are compared. If the model runs only exact lengths, its lengths in this range are
+    compared, or else its shortest above 1.
 
     Args:
-        refer: makes the reference, if there is anything to compare.
+        refer: makes the reference; called only if there is anything to compare.
 
     Returns:
         T; 1 if even the shortest segments differ, or there are none. None if the model cannot score tokens or run
@@ -51,7 +52,8 @@ def stepwise(manifest: Manifest, refer: Callable[[], Reference]) -> int | None:
     with few_threads(reference.small):
         pair = _Pair(manifest, reference)
         full = -(-rows_of(manifest) // longest)
-        for segments in (0, full, *[1] * (TIMES - 1)) if lengths[0] <= MOST else (full,):  # once for 64 steps
+        # A length above `MOST`, e.g. 64, is compared only once, because its single steps take long.
+        for segments in (0, full, *[1] * (TIMES - 1)) if lengths[0] <= MOST else (full,):
             pair.advance(segments)
             lengths = pair.alike(lengths)
             if not lengths:
@@ -74,20 +76,20 @@ class _Pair:
         self._manifest = manifest
         self._count = 1 if manifest.can.run_apart else manifest.batch_size
         self._streams = ReferenceStreams(manifest, reference, self._count)
-        # Random tokens, because with equal ones results would not show which positions a position attends to.
+        # Random tokens, because with equal tokens results would not show which positions a position attends to.
         self._source = InputSource(manifest, None, np.random.default_rng(0))
         self._outputs = {output.name: output.axes for output in manifest.outputs}
 
     def advance(self, segments: int) -> None:
-        """Run some segments of the longest length on both sides."""
+        """Run some segments of the longest length, to fill the states."""
         longest = self._manifest.segment_lengths[0]
         for _ in range(segments):
             self._run(self._source.take(self._count, longest), longest)
 
     def alike(self, lengths: Sequence[int]) -> list[int]:
-        """Return the ascending lengths before the first at which a segment differs from single steps.
+        """Return the ascending lengths before the first length at which a segment differs from single steps.
 
-        Afterwards the stream's state is that after all single steps.
+        Afterwards the stream has the state after all single steps.
         """
         inputs, before = self._source.take(self._count, lengths[-1]), self._streams.snapshot()
         steps, after = list[dict[str, Array]](), dict[int, list[States]]()

@@ -1,4 +1,4 @@
-"""Chooses the number of threads for a comparison: one per side for a small model.
+"""Chooses the number of threads for a comparison: one thread per side for a small model.
 
 On shared cores, threads that wait for each other after every small operation use ten times the processor time that they
 save.
@@ -29,7 +29,7 @@ def few_threads(small: bool) -> Iterator[None]:
 
 
 def engine_threads(manifest: Manifest, asked: int | None) -> int | None:
-    """Return the engine's number of threads: the user's; without one 1 for a small model, None (all cores) for a large
-    one.
+    """Return the engine's number of threads: the user's if given, else 1 for a small model, and None (all cores) for a
+    large one.
     """
     return 1 if asked is None and 0 < manifest.parameters < SMALL else asked

@@ -27,21 +27,21 @@ from txl_export.proof.references import Reference, ReferenceStreams, States, han
 
 FAR = "large and zero inputs max abs (relative)"
 FACTOR, NUMBERS = 100, 8
-"""Factor of large inputs; and the number of values (0 to 7) of integer inputs, unless the module refuses them."""
+"""Factor of large inputs; number of values (0 to 7) of integer inputs, unless the module refuses these."""
 TIMES = 3
-"""Number of segments with large inputs, and of segments with zeros; each follows a usual segment."""
+"""Number of segments with large inputs, and of segments with zeros; each of them follows a usual segment."""
 
 TOLD = {FACTOR: f"{FACTOR} times as large as usual", 0: "all zero", 1: "as usual after such a segment"}
 ADVICE = "docs/own-models-reference.md#large-numbers has a table of functions and what to write in their place"
 
 Samples: TypeAlias = Mapping[str, Any] | None
 Found: TypeAlias = tuple[str, bool, Array, Array, Array]
-"""Name of an output or state, True for nats, and its values: of the bundle, and of the module in float32 and
-float64."""
+"""The name of an output or state, True if it is in nats, and its values: the bundle's, and the module's in float32 and
+in float64."""
 
 
 class OddSegments:
-    """Runs a bundle and its module in float32 and float64; the first `live` of `count` sequences run."""
+    """Runs a bundle, and its module in float32 and float64; only the first `live` of `count` sequences run."""
 
     def __init__(self, model: Model, reference: Reference, samples: Samples, count: int, live: int) -> None:
         self._manifest, self.draws = model.manifest, np.random.default_rng(13)
@@ -56,7 +56,7 @@ class OddSegments:
         return self._source.take(len(self._runs), length)
 
     def run(self, inputs: Arrays, begun: list[States]) -> Iterator[Found]:
-        """Run a segment from the states `begun`; yield each result, nothing if the module refuses the inputs.
+        """Run a segment from the states `begun`; yield each result, but none if the module refuses the inputs.
 
         For example, inputs {"x": [2, 5, 8]} full of zeros.
         """
@@ -118,15 +118,15 @@ def _limit() -> float:
 
 
 def _times(values: Any, factor: int) -> Any:
-    """Return float arrays times the factor; any other array, or None, unchanged."""
-    with np.errstate(all="ignore"):  # 0 times infinity
+    """Return a float array times the factor; return any other array, or None, unchanged."""
+    with np.errstate(all="ignore"):  # 0 times infinity is NaN
         return values if values is None or values.dtype.kind != "f" else values * np.float32(factor)
 
 
 def _apart(found: Array, single: Array, double: Array, nats: bool) -> tuple[float, str]:
     """Return the largest difference from the module in float32, and a phrase with the two values that differ most.
 
-    Values count only if twice the module's own rounding (float32 against float64) is within the limit.
+    Values are compared only where twice the module's own rounding (float32 against float64) is within the limit.
     """
     if found.shape != single.shape or single.shape != double.shape:
         return np.inf, f"of the shape {found.shape} where the module's is {single.shape}"

@@ -1,4 +1,4 @@
-"""Verification that a bundle is the same function as its model: chains of segments and bits, judged by the ladder."""
+"""Verifies that a bundle is the same function as its model: runs chains and compares bits; the ladder judges both."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ KINDS = {OUTPUTS: "output", STATES: "state"}
 def openers(
     folder: Path, manifest: Manifest, backend: str = "auto", threads: int | None = None
 ) -> list[Callable[[], Model]]:
-    """Return a loader for each update rule that runs here (for engines a single one); only the first checks hashes."""
+    """Return a loader per update rule that runs here, or one for an engine; only the first loader checks hashes."""
     threads = engine_threads(manifest, threads)
     if backend in ("rtx", "tensorrt", "native"):
         return [partial(load, folder, backend, threads)]
@@ -79,7 +79,7 @@ def verify_model(
             because each holds its weights.
         text: ids [T] of real text, whose likelihood is compared.
         advice: advice for a failed gate without more specific advice.
-        odd: whether to try very large values, zeros and NaN, which graphs of this project handle.
+        odd: whether to try very large values, zeros and NaN, which graphs made by this project handle.
     """
     listener, bits = listener or Silent(), Bits()
     described, extra = f"{source}, {reference.described}", list[Gate]()
@@ -141,7 +141,7 @@ def _opened(open_model: Callable[[], Model], listener: Listener) -> Model:
 
 
 def _run(trial: Trial, chains: Sequence[Planned]) -> list[ChainErrors]:
-    """Run chains; if the bundle has several update rules, add the rule to their names."""
+    """Run chains; if the bundle has several update rules, add the rule to the chains' names."""
     model, listener = trial.model, trial.listener
     rule = f", {model.update}" if len(model.manifest.updates) > 1 else ""
     memory = f", {model.update} memory" if model.manifest.can.count_rows else ""
@@ -182,7 +182,7 @@ def _far_gates(trial: Trial, advice: str) -> tuple[list[Gate], str]:
 
 
 def _explained(missed: Sequence[Gate], far: Mapping[str, float]) -> str:
-    """Return advice if the model's own float32 error is at least half of the bundle's, else ""."""
+    """Return advice if the model's own float32 error is at least half of the bundle's error, else ""."""
     own = [max((far[n] for n in far if n.startswith(KINDS[gate.name])), default=0.0) for gate in missed]
     if any((gate.value or 0.0) > explained(itself) for gate, itself in zip(missed, own, strict=True)):
         return ""

@@ -61,7 +61,7 @@ def new_figure(name: str, title: str, description: str, kind: str) -> Element:
 
 
 def add_axes(figure: Element, across: Scale, up: Scale) -> None:
-    """Draw grid lines, ticks and their labels."""
+    """Draw the grid lines of the vertical axis, and the ticks and labels of both axes."""
     axes = SubElement(figure, "g", {"class": "axes", "aria-hidden": "true"})
     for value, label in up.ticks:
         if (part := up.at(value)) is not None:

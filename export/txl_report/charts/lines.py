@@ -31,7 +31,7 @@ MARKED_CURVES = 3
 
 @dataclass(frozen=True)
 class Series:
-    """A curve: its name, and its points (x, y) from left to right; a y that cannot be drawn, e.g. NaN, interrupts it.
+    """A curve: its name, and its points (x, y) from left to right; a y that cannot be drawn, e.g. NaN, leaves a gap.
 
     `places` are names for each point's x, e.g. "token 12", or empty if the number says enough. `ends` are the lower and
     upper end of each point's error bar, or empty if the errors are unknown.
@@ -44,7 +44,7 @@ class Series:
 
 
 def heights(series: Sequence[Series]) -> list[float]:
-    """List all values that the vertical axis has to include: those of the points and of the error bars."""
+    """List all values that the vertical axis has to include: values of points, and ends of error bars."""
     return [y for each in series for pair in (*((y,) for _, y in each.points), *each.ends) for y in pair]
 
 
@@ -92,7 +92,7 @@ def _curve(
     figure: Element, stretched: Element, style: int, series: Series, across: Scale, up: Scale, *, marked: bool
 ) -> None:
     pieces: list[list[tuple[float, float]]] = [[]]
-    # outline of each band: along the lower ends, and back along the upper ends
+    # Each band's outline runs along the lower ends, and back along the upper ends.
     bands: list[list[tuple[float, float]]] = [[]]
     for index, (x, y) in enumerate(series.points):
         place = (across.at(x), up.at(y))

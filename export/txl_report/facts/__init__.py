@@ -1,6 +1,6 @@
-"""Facts about a bundle, as plain values: this package reads and checks them, a page or a terminal shows them.
+"""Read and check the facts about a bundle as plain values, which a page or a terminal shows.
 
-The manifest and the engines' sidecars are passed on unchanged: a section reads from them the facts that need no words.
+The manifest and the engines' sidecars are passed on unchanged: a section takes facts that need no words from these two.
 
 Every text in these values may come from a stranger's file, and is unchanged. The code that shows a text shortens and
 escapes it; on the page one filter does so for every text. Only texts that become a command, or that a terminal also

@@ -14,19 +14,19 @@ from txl_report.facts.plain import Missing, some
 from txl_report.numbers import prefixed
 
 Engine = tuple[str, Sidecar]
-"""(path of the engine's file in the bundle, its sidecar, whose texts may be of any length)."""
+"""An engine: the path of its file in the bundle, and its sidecar, whose texts may have any length."""
 
 
 @dataclass(frozen=True)
 class Engines:
-    """The engines that can be described, and the faults of the rest."""
+    """The engines that can be described, and the faults of the engines that cannot."""
 
     engines: tuple[Engine, ...]
     problems: tuple[str, ...]
 
 
 def read_engines(bundle: Bundle) -> Engines | Missing:
-    """Read the engines of a bundle, comparing each with the manifest."""
+    """Read the engines of a bundle; the size and hash of each are compared with the manifest."""
     engines, broken = engines_of(bundle)
     if not engines and not broken:
         return Missing(
@@ -37,7 +37,7 @@ def read_engines(bundle: Bundle) -> Engines | Missing:
 
 
 def engines_of(bundle: Bundle) -> tuple[list[Engine], list[str]]:
-    """Return the engines that can be described, and the faults of the rest."""
+    """Return the engines that can be described, and the faults of the engines that cannot."""
     engines, broken = [], []
     for name in engine_names(bundle):
         try:

@@ -20,9 +20,9 @@ from txl_report.schema.measurement import Measurement
 from txl_report.schema.verification import Verification
 
 NOT_REPEATED = Missing("No later verification was given.", "txl-deploy verify BUNDLE --json > verify.json")
-"""Shown in place of a later verification if no file of one is given."""
+"""Shown in place of a later verification if no file of a verification is given."""
 NOT_MEASURED = Missing("No measurement of speed was given.", "txl-deploy bench BUNDLE --json > bench.json")
-"""Shown in place of a measurement of speed if no file of one is given."""
+"""Shown in place of a measurement of speed if no file of a measurement is given."""
 
 
 @dataclass(frozen=True)

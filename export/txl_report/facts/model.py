@@ -26,7 +26,7 @@ LENGTHS = {
 
 @dataclass(frozen=True)
 class Context:
-    """The context that the architecture allows, in tokens; only a measurement shows how much of it is used.
+    """The context that the architecture allows, in tokens; only a measurement shows how much of this context is used.
 
     Attributes:
         tokens: number of tokens that can influence a prediction.
@@ -74,7 +74,7 @@ def memory_rows(manifest: Manifest) -> int | None:
 
 
 def steps_of(manifest: Manifest) -> str:
-    """Describe up to which length a segment gives the same results as single steps."""
+    """Describe the longest segment that gives the same results as single steps."""
     if manifest.stepwise is None:
         return "not known whether a segment gives what single steps give"
     if manifest.stepwise == 1:
@@ -103,7 +103,7 @@ def context_of(manifest: Manifest) -> Context | Missing:
         return Context(manifest.reach, "as the exporter says")
     layers, rows, longest = model.config.n_layer, manifest.memory_length, manifest.segment_lengths[0]
     window = model.widest(rows, longest)
-    # `reach` adds a whole segment, which texts that are cut into segments need; here it is one token
+    # `reach` adds a whole segment, which texts that are cut into segments need; here only one token is added
     if window is not None:
         behind = min(rows, window - 1)
         return Context(layers * behind + 1, f"layers × tokens behind in the window + 1: {layers} × {behind} + 1")

@@ -1,4 +1,4 @@
-"""Values that pages show: texts, numbers, and the reason for a missing value; and the limit on a table's rows."""
+"""Define the values that pages show, the reason for a missing value, and the limit on a table's rows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Missing:
 
 def quoted(name: str) -> str:
     """Quote a file name as one word of a shell command: -x becomes "./-x"."""
-    # so that a program does not take the name for an option
+    # A program would take a name that begins with "-" for an option.
     return shlex.quote(f"./{name}" if name.startswith("-") else name)
 
 

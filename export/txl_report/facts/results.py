@@ -81,7 +81,7 @@ def _of_file(
 
 
 def _other(document: Verification | Measurement, manifest: Manifest) -> str:
-    """Return how a document's model or precision differs from the bundle's, or "". Old documents name no model."""
+    """Return how a document's model or precision differs from the bundle's, or ""; old documents name no model."""
     if document.model_id and document.model_id != manifest.model_id:
         return f"is of model {document.model_id[:12]}, the bundle is of {manifest.model_id[:12]}"
     if document.precision != manifest.precision:

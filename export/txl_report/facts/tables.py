@@ -38,7 +38,7 @@ class StateRow(NamedTuple):
 
 
 class ProgramRow(NamedTuple):
-    """A graph; `segment_length` is 0 for the parts of the softmax."""
+    """A program and its graph; `segment_length` is 0 for the parts of the softmax."""
 
     name: str
     kind: str

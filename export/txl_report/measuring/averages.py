@@ -26,7 +26,7 @@ def loss_of(values: Values, length: int | None = None) -> Loss:
 
 
 def error_of(values: Values, length: int | None = None) -> float | None:
-    """Return the standard error of the mean of values [sequences, segments, positions]; None if there are too few.
+    """Return the standard error of the mean of values [sequences, segments, positions]; None for too few blocks.
 
     The error is computed from means of blocks of neighbouring segments; segments at the end of a sequence that fill no
     block are left out. `length` is the length of a whole segment, if the values cover only some of its positions.

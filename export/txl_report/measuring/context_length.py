@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 MOST_COMPARED = 8_192
 """Maximum number of tokens that are compared; a quarter for a large model (`fewer`)."""
 FEWEST_COMPARED, FEWEST_BLOCKS = 1_000, 16
-"""Minimum number of tokens, and of blocks of Δ tokens, for a result. A tenth of the tokens is then still a hundred."""
+"""Minimum number of tokens, and of blocks of Δ tokens, for a result, so that a tenth of the tokens is a hundred."""
 LENGTHS = 24
 """Approximate number of context lengths that are compared."""
 SHARE, LEAST_GAIN = 0.1, 0.01
@@ -43,11 +43,9 @@ SHARE, LEAST_GAIN = 0.1, 0.01
 def measure_context(model: Model, ids: ArrayLike, listener: Listener | None = None) -> ContextMeasure | Missing:
     """Measure the effective context; the same model and text always give the same numbers.
 
-    For example, ids [100000].
-
     Args:
         model: a model of any bundle.
-        ids: int [T], the text as token ids; only its beginning is used.
+        ids: int [T], the text as token ids, e.g. [100000]; only its beginning is used.
         listener: is told the number of runs that are done.
 
     Returns:

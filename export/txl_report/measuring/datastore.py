@@ -1,4 +1,4 @@
-"""Measure losses on a text with and without a datastore, by how often the store has read the token."""
+"""Measure losses on a text with and without a datastore, grouped by how often the store has read each token."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from txl_runtime.streaming.datastore import Datastore
 
 MOST_TOKENS = 4096
-"""Maximum number of tokens that are predicted: a search takes milliseconds, a thousand times as long as a token may."""
+"""Maximum number of tokens that are predicted: a search takes milliseconds, maybe a thousand times a token's time."""
 FIRSTS = (0, 1, 10, 100, 1000, 10_000)
 """The least number of times that a token was read, for each group of tokens."""
 
@@ -30,9 +30,9 @@ class Searched:
     """A datastore to measure with.
 
     Attributes:
-        name: its name on the page.
+        name: the store's name on the page.
         store: the store, without the rows of the text.
-        seen: how often it has read each token, int64 [V].
+        seen: for each token, how often the store has read it, int64 [V].
     """
 
     name: str
@@ -43,9 +43,9 @@ class Searched:
 def measure_datastore(
     model: Model, ids: ArrayLike, searched: Searched, listener: Listener | None = None
 ) -> DatastoreMeasures:
-    """Measure a model's losses on a text, int [T], alone and with a datastore; the text is read from empty memory.
+    """Measure a model's losses on a text, alone and with a datastore; the text is read from empty memory.
 
-    For example, ids [100000].
+    The text is token ids int [T], e.g. [100000].
 
     Raises:
         UsageError: the text has fewer than two tokens, or ids of a different model; or the store cannot be searched.

@@ -1,4 +1,4 @@
-"""Measurements on a text, as plain values for the page.
+"""Hold measurements on a text as plain values for the page.
 
 Losses are negative log-likelihoods in nats per token. Standard errors are errors of a mean; they are computed from
 means of blocks of tokens, because neighbouring tokens are not independent. If a measurement is impossible, a `Missing`
@@ -105,7 +105,7 @@ class TextMeasures:
 
     Attributes:
         given: number of tokens in the text.
-        used: number of tokens that the model read or predicted; the rest was cut off to limit the work.
+        used: number of tokens that the model read or predicted; all later tokens were cut off to limit the work.
         warm_up: number of tokens at the start of each piece that only filled the memory; their losses do not count.
         sequences: number of pieces of the text that ran side by side.
         segment_length: length of the segments into which the text was cut.
@@ -170,7 +170,7 @@ class FrequencyLoss:
     """The losses of tokens that a datastore has read `first` … `last` times; `last` is None for no limit.
 
     Attributes:
-        without, mixed: the losses of the same tokens, of the model alone and with the neighbours.
+        without, mixed: the losses of the same tokens, of the model alone and with the store's neighbours.
     """
 
     first: int
@@ -185,10 +185,10 @@ class DatastoreMeasures:
 
     Attributes:
         name: the store's name.
-        rows: number of positions that it has read.
+        rows: number of positions that the store has read.
         given: number of tokens in the text; `without.count` of them were predicted.
-        without, mixed: the losses of the model alone, and with the neighbours.
-        gain_error: standard error of the mean difference of both; None if the tokens are too few.
+        without, mixed: the losses of the model alone, and with the store's neighbours.
+        gain_error: standard error of the mean difference between the two; None if the tokens are too few.
         by_frequency: losses by how often the store has read the token, the rarest first.
         of_bytes: True if every token is a byte, so that bits per token are bits per byte.
     """

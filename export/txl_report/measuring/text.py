@@ -142,7 +142,7 @@ def _unknown(vocabulary: Vocabulary | None, counting: Ids) -> list[str]:
 
 
 def _memory_lengths(model: Model, pieces: TextPieces) -> tuple[list[int], str]:
-    """Return (memory lengths to compare, fewest rows first; the reason why there is only one, or "")."""
+    """Return the memory lengths to compare, fewest rows first, and the reason if there is only one, else ""."""
     rows = model.memory_length
     if rows is None:
         names = ", ".join(dict.fromkeys(state.name for state in model.manifest.states))

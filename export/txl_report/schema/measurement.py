@@ -1,7 +1,7 @@
-"""The speed of a bundle as `bench --json` writes it, for a Transformer-XL and for any other step.
+"""Define the document that `bench --json` writes: the speed of a bundle, of a Transformer-XL or of any other step.
 
 `Measurement` is the whole document: its fields have the names of the JSON's keys. Limits are checked when a file is
-read (`decode_measurement`). A field that applies only to some models is None, "" or empty for the rest.
+read (`decode_measurement`). A field that applies only to some models is None, "" or empty for all other models.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class Row(Struct, frozen=True, kw_only=True):
         rounds: the median of each round, in milliseconds.
         tokens_per_second, positions_per_second: rate of all sequences together, at the median time; tokens for a
             Transformer-XL, positions for any other step.
-        ratio: this median divided by the bundle's median: 2.0 if the bundle is twice as fast.
+        ratio: this row's median divided by the bundle's median: 2.0 if the bundle is twice as fast.
         bytes_per_token, bytes_per_step: smallest number of bytes that must be read, per token for a Transformer-XL, per
             step for any other model.
         gb_per_second: these bytes divided by the median time, in GB/s.
-        of_bandwidth: gb_per_second divided by the memory speed that was measured in the same run; None if that was not
+        of_bandwidth: gb_per_second divided by the memory speed that was measured in the same run; None if no speed was
             measured, e.g. for a competitor on the CPU while the bundle runs on a device.
         restless: number of slices that began before the process had come to rest.
         foreign: the largest share of the machine, 0 … 1, that other processes used during a slice; None except on
@@ -157,8 +157,8 @@ class Overhead(Struct, frozen=True, kw_only=True):
 
     Attributes:
         in_step: time that the stream's method spends outside the engine's call. It is measured around real calls, so
-            caches are as cold as the engine leaves them. On a device a call returns before its work is done, so this is
-            `without_engine` there.
+            caches are as cold as the engine leaves them. On a device a call returns before its work is done, so there
+            `in_step` is the same as `without_engine`.
         without_engine: time of a step whose engine does nothing: the same code with warm caches. On a device this
             includes the driver's calls, and waiting for the copies of a step to and from the device.
         step: a whole step with its engine.
@@ -180,7 +180,7 @@ class LoadTime(Struct, frozen=True, kw_only=True):
 
     Attributes:
         load: time of `txl_runtime.load`, which checks the SHA-256 of every file.
-        first_token: time to open a stream, feed one token and draw one; for other steps, to run one shortest segment.
+        first_token: time to open a stream, feed a token and draw a token; for other steps, to run a shortest segment.
         total: load and first_token together.
         process: time from starting Python to the result, including imports.
         without_hashes: like `total`, but loaded with verify_files=False.
@@ -198,13 +198,13 @@ class LoadTime(Struct, frozen=True, kw_only=True):
 class Footprint(Struct, frozen=True, kw_only=True):
     """Bytes of physical memory of a process that loads a bundle and runs segments; None if not measured.
 
-    Read from /proc/self/smaps. Private pages and shared pages of files (mapped weights, libraries) count. A page of a
-    file counts once, even if it is mapped twice or also by different processes.
+    The numbers are read from /proc/self/smaps. Private pages and shared pages of files (mapped weights, libraries)
+    count. A page of a file counts once, even if it is mapped twice or also by different processes.
 
     Attributes:
-        before: after importing Python, numpy and the engine, before loading.
+        before: memory after importing Python, numpy and the engine, before loading.
         peak: the largest of samples taken every 20 ms from loading to the end.
-        settled: after decode and prefill; for any other step, after its longest and its shortest segments.
+        settled: memory after decode and prefill; for any other step, after its longest and its shortest segments.
         private: the part of `settled` that belongs to no file or was changed.
         high_water: the kernel's own maximum (VmHWM). It misses no peak, but counts a page once per mapping.
         weights, state: sizes of the weight file and of one stream's state, for comparison.
@@ -289,7 +289,7 @@ class Measurement(Struct, kw_only=True):
 
 
 class _Read(Measurement, kw_only=True):
-    """A measurement whose `floor` is ignored: versions wrote it in two forms, and nothing that reads files shows it."""
+    """A measurement whose `floor` is ignored: it has two forms in older files, and no reader of files shows it."""
 
     floor: Any = None
 

@@ -64,7 +64,7 @@ def read_plain(path: Path, most: int) -> bytes:
         OSError: the file is missing, or is not a plain file.
     """
     with open_plain(path) as (file, _):
-        return file.read(most) or b""  # None for a system file that has no content now, such as /proc/kmsg
+        return file.read(most) or b""  # read gives None for a system file without content now, e.g. /proc/kmsg
 
 
 def read_document(path: Path) -> bytes:

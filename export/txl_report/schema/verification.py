@@ -1,4 +1,4 @@
-"""The result of a verification, as a bundle's report.json and the output of `verify --json` hold it.
+"""Define the result of a verification, as a bundle's report.json and the output of `verify --json` hold it.
 
 `Verification` is the whole document: its fields are in the file with the same names and in the same order. `verify`
 builds it; limits are checked when a file is read (`decode_verification`). A number that is infinite or NaN is null in
@@ -17,7 +17,7 @@ from txl_report.schema.reading import Amount, Number, Word, decode_document, sho
 
 Unit = Literal["nats", "relative", "values"]
 """Unit of an error: nats; relative to max(1, largest reference value so far); for exact values, the number
-that differ.
+of values that differ.
 """
 Counts = Annotated[tuple[Amount, ...], Meta(max_length=64)]
 """Count of each bin of a histogram: below the first edge, between neighbouring edges, and from the last edge on."""
@@ -100,8 +100,8 @@ class Chain(Struct):
         segments: number of segments run.
         positions: number of positions compared, in all segments and sequences.
         rows: number of positions compared in each segment.
-        full_from: index of the first segment that began with a full memory or state; None if none did, or if this was
-            not checked.
+        full_from: index of the first segment that began with a full memory or state; None if no segment did, or if
+            this was not checked.
         agreeing, decided: number of positions where the best token agrees, and number of positions without a near-tie.
         outputs, states: the compared tensors, by name.
         every: interval, in segments, at which states are compared; they are also compared after the last segment.
@@ -200,7 +200,7 @@ class Text(Struct, frozen=True, kw_only=True):
         reference_nll, runtime_nll: mean negative log-likelihood per token, in nats.
         errors: histogram of the tokens' errors, with the edges of the `Spread`; empty in older files.
         relative: |Δ perplexity| / perplexity of the reference.
-        behind: number of tokens before the ones that were read; the bundle's matrices are fitted to these.
+        behind: number of tokens before those that were read, to which the bundle's matrices are fitted.
     """
 
     tokens: Amount
@@ -225,7 +225,7 @@ class Verification(Struct, kw_only=True):
         spread: None if there are no chains, and in older files.
         chains: the chains that ran.
         text: None if no text was read.
-        sensitivity: for quantised weights, the divergence in nats that each layer causes alone.
+        sensitivity: for quantised weights, the divergence in nats that quantising only one layer causes, by layer.
     """
 
     passed: bool

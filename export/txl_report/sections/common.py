@@ -1,4 +1,4 @@
-"""Helpers that several sections of the page share."""
+"""Build blocks, texts and commands that several sections of the page share."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def spread_note(series: Series) -> str:
 
 
 def report_command(name: str, *options: str) -> str:
-    """Return the command that makes the page of a bundle again, with these options."""
+    """Return the command that makes the page of a bundle again, with the given options."""
     return " ".join(["txl-deploy report", quoted(name), *options])
 
 

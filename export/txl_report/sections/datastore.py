@@ -1,4 +1,4 @@
-"""Show the gain of a datastore on a text: losses with and without it, by how often it has read the token."""
+"""Show the gain of a datastore on a text: losses with and without the store, by how often it has read the token."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ COPIES = (
     "The rows of the text itself are hidden. Copies of parts of it elsewhere in the store are found, and cannot be "
     "excluded."
 )
-"""Note on copies of the text in the store, which make its figure look better."""
+"""Note on copies of the text in the store, which make the store look better than it is."""
 
 
 def datastore_section(found: DatastoreMeasures) -> Section:

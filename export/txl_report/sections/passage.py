@@ -25,7 +25,7 @@ LEGEND = (
 
 
 def passage_block(tokens: Sequence[TokenGain], gain: MemoryGain) -> Passage:
-    """Show a passage with the numbers of every token; `gain` is that of all measured tokens, for comparison."""
+    """Show a passage with the numbers of every token; `gain` is the gain of all measured tokens, for comparison."""
     rows = [
         (
             str(token.place),

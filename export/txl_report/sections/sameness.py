@@ -24,11 +24,11 @@ STATES: dict[bool | None, tuple[State, str]] = {
     False: ("failed", "failed"),
     None: ("none", "not judged"),
 }
-"""For each value of a gate's `passed`: (style of the badge, words)."""
+"""Style and words of a gate's badge, for each value of the gate's `passed`."""
 
 
 def sameness_section(facts: Facts) -> Section:
-    """Show the results of the verification at export and of a later one."""
+    """Show the results of the verification at export and of a later verification."""
     blocks: list[Block] = []
     again = f"Verified again: {facts.verify_file}"
     for name, verification, title, missing in (

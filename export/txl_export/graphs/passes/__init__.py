@@ -1,1 +1,1 @@
-"""Passes that change a graph so that it computes the same in less time; one per module, ordered in `improving`."""
+"""Passes change a graph so that it computes the same in less time; each pass is a module, `improving` has the order."""

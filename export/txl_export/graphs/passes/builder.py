@@ -1,4 +1,4 @@
-"""Adds operators and constants for passes, and replaces values."""
+"""Adds operators and constants to a graph for passes, and replaces its values."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from txl_export.graphs.passes.values import Size, size_along, to_reshape
 from txl_export.graphs.quantised_matmul import initializer
 
 _SPELT = 8
-"""Constants of at most this number of values have them in their names; longer ones have a hash."""
+"""A constant of at most this number of values has them in its name; the name of a longer one has their hash."""
 
 
 class Builder:
-    """Adds operators before a node or at the end, under unique names; equal constants are made once.
+    """Adds operators before a node or at the graph's end, under unique names; equal constants are made only once.
 
     A new value has the dtype of its operator's first input, and a shape if it is known here.
     """
@@ -28,14 +28,14 @@ class Builder:
         self._before: ir.Node | None = None
 
     def at(self, node: ir.Node) -> Self:
-        """Add the following operators before this node."""
+        """Add all following operators before this node; return the builder."""
         self._before = node
         return self
 
     def op(
         self, kind: str, inputs: Sequence[ir.Value | None], shape: ir.Shape | None = None, **attributes: Any
     ) -> ir.Value:
-        """Add an operator; return its only result."""
+        """Add an operator of one result; return the result."""
         (result,) = self._ops(kind, inputs, [shape], attributes)
         return result
 
@@ -64,11 +64,11 @@ class Builder:
         return initializer(self._graph, f"{numbers.dtype}.{sizes}.{label}", numbers)
 
     def numbers(self, *which: int) -> ir.Value:
-        """Return a constant int64 [n]."""
+        """Return a constant int64 [n] of n numbers."""
         return self.constant(np.array(which, np.int64))
 
     def gather(self, value: ir.Value, places: ArrayLike, axis: int) -> ir.Value:
-        """Select positions along an axis; a single position (an integer) drops the axis.
+        """Select positions along an axis with a Gather; a single position (an integer) drops the axis.
 
         Of a value [2, 5, 8], `gather(value, [0, 3], 1)` is [2, 2, 8] and `gather(value, 3, 1)` is [2, 8].
         """
@@ -77,20 +77,20 @@ class Builder:
         return self.op("Gather", [value, self.constant(which)], shape, axis=axis)
 
     def slice(self, value: ir.Value, axis: int, first: int, end: int) -> ir.Value:
-        """Return the positions `first` … `end` - 1 along an axis."""
+        """Return the positions `first` … `end` - 1 of a value along an axis."""
         bounds = [self.numbers(one) for one in (first, end, axis)]
         return self.op("Slice", [value, *bounds], _with_size(value, axis, end - first))
 
     def split(self, value: ir.Value, sizes: Sequence[int], axis: int) -> Sequence[ir.Value]:
         """Split a value into parts of `sizes` along an axis, e.g. 5 into [2, 3]."""
         shapes = [_with_size(value, axis, size) for size in sizes]
-        # a list of 128 sizes or more would be stored outside the graph, where shape inference cannot read it
+        # A list of 128 sizes or more would be stored outside the graph, where shape inference cannot read it.
         if len(set(sizes)) == 1:
             return self._ops("Split", [value], shapes, {"axis": axis, "num_outputs": len(sizes)})
         return self._ops("Split", [value, self.numbers(*sizes)], shapes, {"axis": axis})
 
     def pieces(self, value: ir.Value, count: int, axis: int) -> Sequence[ir.Value]:
-        """Split a value into `count` equal parts along an axis, whose size may be open."""
+        """Split a value into `count` equal parts along an axis; the size of this axis may be open."""
         return self._ops("Split", [value], [None] * count, {"axis": axis, "num_outputs": count})
 
     def concat(self, parts: Sequence[ir.Value], axis: int) -> ir.Value:
@@ -103,11 +103,11 @@ class Builder:
         return self.op("Concat", parts, shape, axis=axis)
 
     def reshape(self, value: ir.Value, sizes: Sequence[Size]) -> ir.Value:
-        """Reshape a value; one size may be open."""
+        """Reshape a value to `sizes`, of which one may be open."""
         return self.op("Reshape", [value, self.numbers(*to_reshape(sizes))])
 
     def transpose(self, value: ir.Value, axes: Sequence[int]) -> ir.Value:
-        """Transpose a value; return it unchanged if the order stays."""
+        """Transpose a value; return the value unchanged if the order of axes stays."""
         order = [int(axis) for axis in axes]
         if order == sorted(order):
             return value
@@ -115,7 +115,7 @@ class Builder:
         return self.op("Transpose", [value], shape, perm=order)
 
     def scaled(self, value: ir.Value, factor: float) -> ir.Value:
-        """Multiply a value by a number; return it unchanged for 1."""
+        """Multiply a value by a number; return the value unchanged if the number is 1."""
         return value if factor == 1 else self.op("Mul", [value, self.constant(np.array(factor, np.float32))])
 
     def replace(self, old: ir.Value, new: ir.Value) -> None:

@@ -1,11 +1,11 @@
-"""Takes recurrent operators over one position apart into products and activations.
+"""Takes an LSTM, GRU or RNN that runs over one position apart into products and activations.
 
 ONNX Runtime's LSTM, GRU and RNN clip their gates and so lose NaN: a broken sensor becomes a plausible number. Products
-and activations keep NaN. Two measures make them as fast as the operator. Gates with the same activation are computed as
-one product of input and state side by side. And arithmetic on weights is left to the engine, which does it once, so
-that a program of many positions, which keeps the operator, shares these weights in the file.
+and activations keep NaN. Two measures make them as fast as the operator. First, gates with the same activation are one
+product, of input and state side by side. Second, arithmetic on weights is left to the engine, which does it once. So
+the file has the weights as they are, and a program of many positions, which keeps the operator, shares them.
 
-torch's LSTMCell and GRUCell, captured as a product of the input and one of the state, get the same form.
+torch's LSTMCell and GRUCell, captured as a product of the input and a product of the state, get the same form.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from txl_export.graphs.passes.values import constant, size_along, size_of, sizes
 
 _ACTIVATIONS = {"LSTM": (["Sigmoid", "Tanh", "Tanh"],), "GRU": (["Sigmoid", "Tanh"],), "RNN": (["Tanh"], ["Relu"])}
 _UNUSUAL = ("activation_alpha", "activation_beta", "clip")
-"""Attributes with which a recurrent operator is left unchanged."""
+"""Attributes with which an LSTM, GRU or RNN is left unchanged."""
 
 _Value: TypeAlias = "ir.Value | None"
 _Product: TypeAlias = "tuple[ir.Value, ir.Value, _Value]"
-"""x [B, k], weights [n, k] and bias [n] (or None) of a product x @ weights.T + bias."""
+"""The operands of a product x @ weights.T + bias: x [B, k], weights [n, k] and bias [n] or None."""
 
 
 def take_cells_apart(graph: ir.Graph) -> None:
@@ -45,7 +45,7 @@ def take_cells_apart(graph: ir.Graph) -> None:
 def _is_usual(node: ir.Node) -> bool:
     """Return whether an LSTM, GRU or RNN runs one position of float32 forward, from a state, with usual activations.
 
-    It may have neither peepholes, lengths nor any attribute of `_UNUSUAL`.
+    An operator with peepholes, lengths or an attribute of `_UNUSUAL` is not usual.
     """
     x, _, r, _, lengths, *states = (*node.inputs, *(None,) * 3)[:7]
     peepholes, attributes = node.inputs[7:], node.attributes
@@ -84,7 +84,7 @@ class _Cell:
         if node.op_type == "LSTM":
             i, o, f, c = self._lstm((x, w, biases[0]), (hidden, r, biases[1]), size, last=3)
             cell = op("Add", [op("Mul", [i, c]), op("Mul", [f, node.inputs[6]])])
-            new = op("Mul", [o, op("Tanh", [cell])])  # [1, B, d], like the cell that enters
+            new = op("Mul", [o, op("Tanh", [cell])])  # the state [1, B, d] has the shape of the cell that enters
             self._put(node.outputs, (op("Unsqueeze", [new, build.numbers(0)]), new, cell))
             return
         if node.op_type == "GRU":
@@ -98,7 +98,7 @@ class _Cell:
         self._put(node.outputs, [op("Unsqueeze", [new, build.numbers(*axes)]) for axes in ((0, 1), (0,))])
 
     def replace_lstm_cell(self) -> None:
-        """Replace torch's LSTMCell, if the node splits its gates i, f, g and o."""
+        """Replace torch's LSTMCell, if the node is the Split of its gates i, f, g and o."""
         node, kinds = self._node, ("Sigmoid", "Sigmoid", "Tanh", "Sigmoid")
         gates = [_reader(value, kind) for value, kind in zip(node.outputs, kinds, strict=True)]
         total = _producer(node.inputs[0], "Add")
@@ -108,7 +108,7 @@ class _Cell:
             self._put(gates, self._lstm(one, two, size, last=2))
 
     def replace_gru_cell(self) -> None:
-        """Replace torch's GRUCell, if the node splits the state's product into gates r and z and new values n."""
+        """Replace torch's GRUCell, if the node is the Split of the state's product into gates r, z and new values n."""
         node = self._node
         parts = list(node.outputs)
         r, z = (_reader(_reader(value, "Add"), "Sigmoid") for value in parts[:2])
@@ -126,7 +126,7 @@ class _Cell:
             self._put((r, z, n), self._gru(one, two, size, reset=0, after=True))
 
     def _lstm(self, one: _Product, two: _Product, size: int, last: int) -> list[ir.Value]:
-        """Return the gates in the order of the weights, [B, size] each; gate `last` has tanh, others sigmoid."""
+        """Return the four gates in the order of the weights, [B, size] each; gate `last` has tanh, others sigmoid."""
         build, before, behind = self._build, (0, last * size), ((last + 1) * size, 4 * size)
         joined, both = build.concat([one[0], two[0]], 1), build.concat([one[1], two[1]], 1)
         bias = self._sum([one[2], two[2]])
@@ -138,13 +138,13 @@ class _Cell:
         return [*gates[:last], build.op("Tanh", [alone]), *gates[last:]]
 
     def _gru(self, one: _Product, two: _Product, size: int, reset: int, after: bool) -> list[ir.Value]:
-        """Return the two gates in the order of the weights, and the new values, [B, size] each.
+        """Return the two gates in the order of the weights, and the new values; each is [B, size].
 
         Args:
-            one, two: the product of the input, and that of the state.
+            one, two: the product of the input, and the product of the state.
             size: the width of the state, d.
             reset: the number of the gate that scales the state.
-            after: scale the state's product instead of the state.
+            after: the gate scales the state's product instead of the state.
         """
         build, op, gated, rest = self._build, self._build.op, (0, 2 * size), (2 * size, 3 * size)
         (x, w, first), (hidden, r, second) = one, two
@@ -167,31 +167,31 @@ class _Cell:
         return self._build.op("Add", there) if len(there) > 1 else there[0] if there else None
 
     def _rows(self, value: ir.Value, *chosen: tuple[int, int]) -> ir.Value:
-        """Return ranges of rows of a constant, concatenated."""
+        """Return the chosen ranges of a constant's rows, one after the other."""
         return self._build.concat([self._build.slice(value, 0, *bounds) for bounds in chosen if len({*bounds}) > 1], 0)
 
     def _put(self, old: Sequence[_Value], new: Sequence[ir.Value]) -> None:
-        """Replace old values by new ones; the last old value may be missing."""
+        """Replace each old value by the new value at its place; values beyond the shorter list stay."""
         for before, after in zip(old, new, strict=False):
             assert before is not None
             self._build.replace(before, after)
 
 
 def _reader(value: _Value, kind: str) -> _Value:
-    """Return the result of the only operator that reads a value, if it has this type; else None."""
+    """Return the result of the only operator that reads a value, if that operator is of this kind; else None."""
     uses = () if value is None or value.is_graph_output() else value.uses()
     nodes = [use.node for use in uses]
     return nodes[0].outputs[0] if len(nodes) == 1 and nodes[0].op_type == kind else None
 
 
 def _producer(value: _Value, kind: str) -> ir.Node | None:
-    """Return the operator that makes a value, if it has this type; else None."""
+    """Return the operator that makes a value, if it is of this kind; else None."""
     node = None if value is None else value.producer()
     return node if node is not None and node.op_type == kind else None
 
 
 def _other(result: _Value, operand: _Value) -> _Value:
-    """Return the second operand of a binary operator, given the first; else None."""
+    """Return the operand that is not `operand` of the binary operator that made `result`; None if there is none."""
     node = None if result is None else result.producer()
     others = [] if node is None else [value for value in node.inputs if value is not operand]
     return others[0] if len(others) == 1 else None

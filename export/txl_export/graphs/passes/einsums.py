@@ -1,4 +1,4 @@
-"""Rewrites an Einsum of two operands as a MatMul, which engines compute faster and other passes understand."""
+"""Rewrites an Einsum of two operands as a MatMul, which engines compute faster and which other passes recognise."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from txl_export.graphs.passes.values import size_of
 
 
 def einsums_to_products(graph: ir.Graph) -> None:
-    """Replace Einsums that sum over one axis, and in which each operand has at most one further axis of its own."""
+    """Replace each Einsum that sums over one axis and whose operands have at most one axis each that only they have."""
     build = Builder(graph, "product")
     for node in list(graph):
         if node.op_type == "Einsum" and len(node.inputs) == 2:
@@ -31,7 +31,7 @@ def _replace(build: Builder, node: ir.Node, equation: str) -> None:
     if len(summed) != 1 or len(mine) > 1 or len(theirs) > 1 or set(mine + theirs) - set(result):
         return
     if any(size_of(left, one.index(letter)) != size_of(right, other.index(letter)) for letter in both + summed):
-        return  # an axis of size 1 is broadcast
+        return  # one operand has size 1 along an axis and is broadcast
     left = build.transpose(left, [one.index(letter) for letter in both + mine + summed])
     right = build.transpose(right, [other.index(letter) for letter in both + summed + theirs])
     if not mine:

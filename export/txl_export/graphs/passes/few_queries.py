@@ -1,8 +1,8 @@
-"""Computes attention of few queries over many rows without keys and values.
+"""Computes attention of few queries over many rows without making keys and values of the rows.
 
 A score is q · (row W). It is also (q W) · row, which costs less if there are fewer queries than rows. Likewise the
 probabilities' sum of values is their sum of rows, times a weight. A step that stores rows and recomputes all keys and
-values from them, as GTrXL does, then takes half of the time.
+values from them, as GTrXL does, then takes half of its time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from txl_export.graphs.passes.values import sizes_of, to_reshape
 from txl_export.graphs.passes.views import LEAST, Axis, View, columns_of, views_of
 
 GAIN = 1.5
-"""Least ratio of multiplications before to multiplications after the replacement, else nothing is replaced."""
+"""Least ratio of multiplications before to multiplications after; if it is smaller, nothing is replaced."""
 
 
 def take_queries_to_rows(graph: ir.Graph) -> None:
@@ -35,8 +35,8 @@ class _Attention:
     """A product of queries with keys, or of probabilities with values.
 
     Attributes:
-        keys: True for keys [..., d, R], False for values [..., R, d], of R rows.
-        view: the keys or values.
+        keys: True for keys [..., d, R], False for values [..., R, d], where R is the number of rows.
+        view: the keys or values, as a view of their product.
         batch, head: the axes of sequences and of heads, or None; any other leading axis has size 1.
         slots, inside: the axes of R and of d.
         queries: number of queries per sequence and head.
@@ -58,7 +58,7 @@ class _Attention:
 
     @property
     def front(self) -> list[int]:
-        """Sizes of all axes before the last two."""
+        """The sizes of all axes of keys or values before the last two."""
         sizes = list(self.view.shape[:-2])
         if self.batch is not None:
             sizes[self.batch.place] = self.size
@@ -66,7 +66,7 @@ class _Attention:
 
     @property
     def shared(self) -> list[int]:
-        """The same sizes for a value that all sequences share: 1 everywhere but at the heads."""
+        """The leading sizes of a value that all sequences share: the number of heads at their axis, 1 at all others."""
         return [self.heads if self.head and self.head.place == at else 1 for at in range(len(self.front))]
 
     @property
@@ -110,7 +110,7 @@ def _are_all(view: View) -> bool:
 
 
 def _is_less(attention: _Attention) -> bool:
-    """Return whether the replacement saves enough multiplications: a factor of `GAIN`, and `LEAST` in total.
+    """Return whether the replacement saves at least a factor of `GAIN`, and at least `LEAST` multiplications.
 
     An open B counts as one sequence.
     """
@@ -148,9 +148,9 @@ def _scores(build: Builder, queries: ir.Value, attention: _Attention) -> ir.Valu
 
 
 def _sums(build: Builder, shares: ir.Value, attention: _Attention, whole: bool) -> ir.Value:
-    """Sum the values that R slots hold, weighted by the probabilities `shares`, [..., q, R]: [..., q, d].
+    """Sum the values of R rows, weighted by the probabilities `shares` [..., q, R]; the result is [..., q, d].
 
-    `whole`: the probabilities of a query sum to 1, so a bias of the values is added as it is.
+    `whole` says that the probabilities of a query sum to 1: a bias of the values is then added as it is.
     """
     weight, bias = _by_heads(build, attention)
     sums = build.op("MatMul", [_joined(build, shares, attention, attention.slots.size), _rows(build, attention)])
@@ -166,7 +166,7 @@ def _sums(build: Builder, shares: ir.Value, attention: _Attention, whole: bool) 
 
 
 def _by_heads(build: Builder, attention: _Attention) -> tuple[ir.Value, ir.Value | None]:
-    """Return the weight of keys or values, [H, d, D] (or [d, D] without heads), and its bias, [H, d] or [d]."""
+    """Return the weight [H, d, D] of keys or values and its bias [H, d]; without heads [d, D] and [d]."""
     weight, bias = columns_of(build, attention.view)
     if attention.head is None:
         return weight, bias
@@ -177,7 +177,7 @@ def _by_heads(build: Builder, attention: _Attention) -> tuple[ir.Value, ir.Value
 
 
 def _multiply(build: Builder, value: ir.Value, weight: ir.Value, attention: _Attention, width: int) -> ir.Value:
-    """Multiply [..., q, a] by a weight [H, a, b] per head, or [a, b]; each head's product covers all sequences."""
+    """Multiply [..., q, a] by a weight [H, a, b] per head, or by [a, b]; a head's product covers all sequences."""
     if attention.head is None or attention.batch is None:
         return build.op("MatMul", [value, weight])
     turn = [1, 0, 2, 3] if attention.is_joined else [0, 1, 2, 3]
@@ -191,7 +191,7 @@ def _multiply(build: Builder, value: ir.Value, weight: ir.Value, attention: _Att
 
 
 def _joined(build: Builder, value: ir.Value, attention: _Attention, width: int) -> ir.Value:
-    """Reshape [..., q, n] so that all heads' queries of a sequence share one axis, if heads stand together."""
+    """Reshape [..., q, n] so that the queries of all heads of a sequence share one axis, if `is_joined`."""
     if not attention.is_joined:
         return value
     front = [] if attention.batch is None else [attention.size]
@@ -199,7 +199,7 @@ def _joined(build: Builder, value: ir.Value, attention: _Attention, width: int) 
 
 
 def _rows(build: Builder, attention: _Attention) -> ir.Value:
-    """Return each sequence's rows, transposed for a product: rows as the last axis for scores, else before the last."""
+    """Return each sequence's rows as an operand: rows are the last axis for scores, else the axis before the last."""
     value, axes = attention.view.product.rows, attention.view.rows
     shape = [attention.size if axis is attention.batch else axis.size for axis in axes]
     if to_reshape(sizes_of(value)[:-1]) != shape:

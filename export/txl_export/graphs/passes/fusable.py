@@ -1,4 +1,4 @@
-"""Rewrites GELU and RMS norms into the form that ONNX Runtime fuses into one operator."""
+"""Rewrites GELU and RMS norms into the forms that ONNX Runtime fuses into one operator each."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def _norm(op: Any, x: Any, two: Any, axes: Any, small: Any) -> Any:
 
 
 def _keeps_axes(context: object, mean: Any, **_: object) -> bool:
-    """Return whether a mean keeps its axis, with size 1.
+    """Return whether a mean keeps the axis that it reduces, with size 1.
 
-    ONNX Runtime also fuses means that drop the axis, and then computes something else.
+    ONNX Runtime also fuses means that drop the axis, and then computes a wrong result.
     """
     return bool(mean.producer().attributes.get_int("keepdims", 1))
 

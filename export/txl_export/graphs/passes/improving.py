@@ -1,7 +1,7 @@
-"""Runs all passes over a step's graph, in their order.
+"""Runs all passes over a step's graph, in a fixed order.
 
-Passes write only operators of the standard, which every engine reads. Their results are not compared here: the parity
-ladder compares the whole bundle with the reference.
+Passes write only operators of the standard, which every engine reads. The passes' results are not compared here: the
+parity ladder compares the whole bundle with the reference.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PASSES: tuple[Callable[[ir.Graph], None], ...] = (
     put_stacks_together,
     write_what_fuses,
 )
-"""Each pass changes a graph in place. Values have types and shapes; unused nodes are removed after each pass."""
+"""All passes in order. Each changes a graph whose values have types and shapes; unused nodes are removed after it."""
 
 
 QUANTISERS = frozenset({"DynamicQuantizeLinear", "QuantizeLinear"})

@@ -1,7 +1,7 @@
-"""Simplifies Slice, Concat, Split and Gather: each reads the original values instead of one another's results.
+"""Lets Slice, Concat, Split and Gather read the original values instead of one another's results.
 
-These operators only move numbers. So a value is described as pieces of other values in a row along one axis. A step
-that writes and reads a cache by slices then costs the same as one with a single Concat.
+These operators only move numbers. So each result is described as pieces of original values, in a row along one axis. A
+step that writes and reads a cache by slices then costs the same as a step with a single Concat.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from txl_export.graphs.passes.builder import Builder
 from txl_export.graphs.passes.values import alike, axis_of, block_of, constant, numbers_of, size_along, sizes_of
 
 _MOST = 64
-"""Maximum number of values that one Concat reads. Without it, a step that shifts a cache T times would read T²
+"""Maximum number of values that one Concat reads. Without this limit, a step that shifts a cache T times would read T²
 values."""
 
 
 class Piece(NamedTuple):
-    """The positions `start` … `end` - 1 of a value along an axis."""
+    """A piece of a value: its positions `start` … `end` - 1 along an axis."""
 
     value: ir.Value
     start: int
@@ -63,7 +63,7 @@ def _select(pieces: Pieces, node: ir.Node) -> None:
     (piece,) = cut(pieces_of(source, axis), int(index) % size, int(index) % size + 1)
     added = piece.value.producer()
     inner = added.inputs[0] if added is not None and added.op_type in ("Unsqueeze", "Reshape") else None
-    if inner is not None and alike(inner, node.outputs[0]):  # then the axis has one position
+    if inner is not None and alike(inner, node.outputs[0]):  # the axis that inner lacks has one position
         pieces.replace(node.outputs[0], inner)
     elif piece.value is not source:
         pieces.replace(node.outputs[0], pieces.gather(piece.value, piece.start, axis))
@@ -79,9 +79,10 @@ def _drop(pieces: Pieces, node: ir.Node) -> None:
 
 
 def pieces_of(value: ir.Value | None, axis: int) -> list[Piece]:
-    """Return the pieces that a value consists of along an axis, followed through Concat, Slice and Split.
+    """Return the pieces of original values that a value consists of along an axis: Concat, Slice and Split are undone.
 
-    E.g. the last two rows of `a` and all of `b` for Concat(a, b)[-2 - len(b):]. [] if the size is unknown or open.
+    E.g. Concat(a, b)[-2 - len(b):] consists of the last two rows of `a` and all of `b`. Return [] if the size along
+    the axis is unknown or open.
     """
     size = size_along(value, axis)
     if value is None or size is None:
@@ -97,7 +98,7 @@ def pieces_of(value: ir.Value | None, axis: int) -> list[Piece]:
 
 
 def cut(pieces: Iterable[Piece], start: int, end: int) -> list[Piece]:
-    """Return the positions `start` … `end` - 1 of pieces in a row."""
+    """Return the pieces that make up the positions `start` … `end` - 1 of all given pieces in a row."""
     result, at = list[Piece](), 0
     for value, first, last in pieces:
         low, high = max(start, at), min(end, at + last - first)
@@ -108,7 +109,7 @@ def cut(pieces: Iterable[Piece], start: int, end: int) -> list[Piece]:
 
 
 def _merged(pieces: Iterable[Piece]) -> list[Piece]:
-    """Merge neighbouring pieces that are adjacent in the same value."""
+    """Merge neighbouring pieces that are also neighbours in the value from which they come."""
     result = list[Piece]()
     for piece in pieces:
         if result and result[-1].value is piece.value and result[-1].end == piece.start:
@@ -118,10 +119,10 @@ def _merged(pieces: Iterable[Piece]) -> list[Piece]:
 
 
 class Pieces(Builder):
-    """Joins pieces into values, in a graph whose nodes are visited in order; equal slices are one node.
+    """Joins pieces into values, in a graph whose nodes are visited in order; equal slices become one node.
 
     Attributes:
-        slices: the value of each (piece, axis) that exists already.
+        slices: the value of each slice that exists already, by (piece, axis).
     """
 
     def __init__(self, graph: ir.Graph, name: str) -> None:
@@ -129,7 +130,7 @@ class Pieces(Builder):
         self.slices: dict[tuple[Piece, int], ir.Value] = {}
 
     def joined(self, pieces: Iterable[Piece], axis: int) -> ir.Value:
-        """Return a value that consists of the pieces."""
+        """Return one value that consists of the pieces along an axis."""
         parts = list[ir.Value]()
         for piece in _merged(pieces):
             value, start, end = piece

@@ -1,6 +1,6 @@
-"""Merges nodes that change only the axes of a value and not the order of its numbers into one node, or removes them.
+"""Merges chains of nodes that change only a value's axes, not the order of its numbers, into one node or none.
 
-Exporters write chains of them: axes of size 1 are added, moved to the front and removed around a recurrent operator.
+Exporters write such chains: axes of size 1 are added, moved to the front and removed around a recurrent operator.
 Reshape, Squeeze and Unsqueeze keep the order of numbers. So do a Transpose that moves only axes of size 1, and a Gather
 or Slice of everything.
 """
@@ -18,7 +18,7 @@ _ALWAYS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten"})
 
 
 def join_moves(graph: ir.Graph) -> None:
-    """Replace each such chain by one node, in place; values have shapes as far as they are known."""
+    """Replace each chain of such nodes by one node, in place; values have shapes as far as these are known."""
     origins, moves = dict[ir.Value, ir.Value](), dict[tuple[ir.Value, tuple[Size, ...]], ir.Value]()
     build = Builder(graph, "move")
     for node in list(graph):
@@ -64,7 +64,7 @@ def _keeps_order(node: ir.Node) -> bool:
 
 
 def _move(build: Builder, origin: ir.Value, wanted: Sequence[Size]) -> ir.Value | None:
-    """Return a value in other sizes; None if no node with constant numbers can do it."""
+    """Return `origin` with the wanted sizes; None if no node with constant numbers can give it these sizes."""
     sizes_before = sizes_of(origin)
     for kind, more, fewer in (("Squeeze", sizes_before, wanted), ("Unsqueeze", wanted, sizes_before)):
         if axes := _left_out(more, fewer):
@@ -73,7 +73,7 @@ def _move(build: Builder, origin: ir.Value, wanted: Sequence[Size]) -> ir.Value 
 
 
 def _left_out(more: Sequence[Size], fewer: Sequence[Size]) -> list[int]:
-    """Return the axes of size 1 whose removal turns `more` into `fewer`; [] if there are none."""
+    """Return the axes of size 1 whose removal turns `more` into `fewer`; [] if no removal does."""
     axes, rest = list[int](), list(fewer)
     for axis, size in enumerate(more):
         if rest and size == rest[0] and size is not None:

@@ -1,7 +1,7 @@
-"""Computes only those rows and columns of a product that are read.
+"""Computes only the rows and columns of a product that are read.
 
-If queries, keys and values are one product, it computes queries for all rows, although only those of the last rows are
-read. Leaving these out saves up to a third of the product.
+If queries, keys and values are one product, this product has queries for all rows, although only the queries of the
+last rows are read. Leaving the unread ones out saves up to a third of the product.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from txl_export.graphs.passes.values import sizes_of
 from txl_export.graphs.passes.views import LEAST, MOVING, OPEN, Axis, View, columns_of, product_of, view_of
 
 MOST = 0.7
-"""Largest share of a product's multiplications that may remain, else nothing is replaced."""
+"""Largest share of a product's multiplications that may remain; if more remain, nothing is replaced."""
 
 
 def compute_what_is_read(graph: ir.Graph) -> None:
-    """Replace such a product by one product per part that is read."""
+    """Replace a product of which only parts are read by one product per part, if that saves enough."""
     build = Builder(graph, "read")
     for node in list(graph):
         value = node.outputs[0]
@@ -30,7 +30,7 @@ def compute_what_is_read(graph: ir.Graph) -> None:
             continue
         ends = list(_ends(value))
         if sum(map(_fewest, ends)) > MOST * _fewest(value):
-            continue  # decided by sizes alone, before large arrays of numbers are made
+            continue  # sizes are enough to decide this, before large arrays of numbers are made
         parts = [part for part in map(_part, ends) if part is not None]
         if not parts or len(parts) < len(ends):
             continue
@@ -42,9 +42,9 @@ def compute_what_is_read(graph: ir.Graph) -> None:
 
 @dataclass(frozen=True)
 class _Cut:
-    """The indices `first` … `first + count - 1` that are read along an axis of a product's rows, of size `size`.
+    """A range that is read along one axis of a product's rows: indices `first` … `first + count - 1` of `size`.
 
-    `axis` is the view's axis that runs over these indices; None if the view has none.
+    `axis` is the view's axis that runs over these indices; None if only one index is read.
     """
 
     size: int
@@ -67,12 +67,12 @@ class _Part:
 
 
 def _fewest(value: ir.Value) -> int:
-    """Return a lower bound of a value's elements: an open B counts as `OPEN`, any other unknown size as 1."""
+    """Return a lower bound of a value's number of elements: an open B counts as `OPEN`, any unknown size as 1."""
     return int(np.prod([size if isinstance(size, int) else OPEN if size == BATCH else 1 for size in sizes_of(value)]))
 
 
 def _ends(value: ir.Value) -> Iterator[ir.Value]:
-    """Yield the values into which moving operators turn a value, and which any other operator reads."""
+    """Yield the values that a value becomes through moving operators, up to those that any other operator reads."""
     readers = [use.node for use in value.uses()]
     if value.is_graph_output() or any(node.op_type not in MOVING for node in readers):
         yield value
@@ -83,7 +83,7 @@ def _ends(value: ir.Value) -> Iterator[ir.Value]:
 
 
 def _part(end: ir.Value) -> _Part | None:
-    """Return the block of a product that a value contains; None if it is not exactly one block."""
+    """Return the block of a product that a value shows; None if the value is not exactly one block."""
     view = view_of(end)
     if view is None:
         return None

@@ -1,7 +1,7 @@
-"""Replaces a depthwise convolution of which one position is read by a product with the kernel and a sum.
+"""Replaces a depthwise convolution of which only one position is read by a product with the kernel and a sum.
 
 E.g. mambapy's step convolves the window of the last 4 inputs and reads position 3 of 7. The convolution computes all
-positions: for 64 sequences of 256 channels it took 2.1 ms, the product 0.2 ms.
+positions: for 64 sequences of 256 channels the convolution took 2.1 ms, the product 0.2 ms.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from txl_export.graphs.passes.values import axis_of, numbers_of, size_along, siz
 
 
 def compute_one_position(graph: ir.Graph) -> None:
-    """Replace such convolutions, in place."""
+    """Replace each convolution of which only one position is read, in place."""
     build = Builder(graph, "single")
     for node in list(graph):
         conv = node.inputs[0].producer() if node.op_type == "Gather" and node.inputs[0] is not None else None

@@ -11,18 +11,18 @@ from txl_export.graphs.passes.builder import Builder
 from txl_export.graphs.passes.values import Block, axis_of, block_of, numbers_of, size_of, sizes_of, to_reshape
 
 _Part: TypeAlias = "tuple[ir.Value, Block]"
-"""A slice of a value, and the slice's position in it."""
+"""A slice of a value, and the range of the value that it covers."""
 
 
 def take_stacks_apart(graph: ir.Graph) -> None:
-    """Read parts of inputs, and of values computed from them, by one Gather each, or all by one Split, in place."""
+    """Read slices of inputs, and of values that depend on them, by one Gather each or by one Split, in place."""
     build, inputs = Builder(graph, "part"), list(graph.inputs)
     changing = set(inputs)
     for node in graph:
         if any(value in changing for value in node.inputs):
             changing.update(node.outputs)
             inputs += node.outputs
-    for value in inputs:  # values computed only from constants are left out: they are computed once
+    for value in inputs:  # values that depend only on constants are left out: engines compute them once
         for result, block in _parts(value):
             _take_out(build, value, result, block)
         parts = [part for part in _parts(value) if part[0].uses()]
@@ -33,7 +33,7 @@ def take_stacks_apart(graph: ir.Graph) -> None:
 def _parts(value: ir.Value) -> Iterator[_Part]:
     """Yield the slices of a value along one axis, except outputs of the graph."""
     for node, index in [(use.node, use.idx) for use in value.uses()]:
-        says_axes = len(node.inputs) > 3  # slices without axes cut shapes, which are small
+        says_axes = len(node.inputs) > 3  # a Slice without axes cuts a shape, which is small
         block = block_of(node.outputs[0]) if node.op_type == "Slice" and says_axes and not index else None
         if block is not None and not node.outputs[0].is_graph_output():
             yield node.outputs[0], block
@@ -59,7 +59,7 @@ def _split(graph: ir.Graph, build: Builder, value: ir.Value, axis: int, parts: S
 
 
 def put_stacks_together(graph: ir.Graph) -> None:
-    """Replace an Unsqueeze on each operand of a Concat by one Reshape after it, in place."""
+    """Replace an Unsqueeze on each operand of a Concat by one Reshape after the Concat, in place."""
     build = Builder(graph, "stack")
     for node in list(graph):
         before = [None if value is None else value.producer() for value in node.inputs]
@@ -75,7 +75,7 @@ def put_stacks_together(graph: ir.Graph) -> None:
 
 
 def _axes(node: ir.Node) -> list[int] | None:
-    """Return the axes that a Squeeze or Unsqueeze names, counted from the front; None if unknown."""
+    """Return the axes that a Squeeze or Unsqueeze names, counted from the front; None if they are unknown."""
     value = node.outputs[0] if node.op_type == "Unsqueeze" else node.inputs[0]
     axes, rank = numbers_of(node.inputs[1] if len(node.inputs) > 1 else None), len(sizes_of(value))
     return None if axes is None or not rank else sorted(axis % rank for axis in axes)

@@ -1,4 +1,4 @@
-"""Answers passes' questions about values and nodes: sizes, constants, axes, and bounds of slices."""
+"""Tells passes the sizes, constants, axes and bounds of slices of values and nodes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 Size: TypeAlias = "int | str | None"
-"""A size: a number, a word if it is open, None if it is unknown."""
+"""The size of an axis: a number, a word if it is open, None if it is unknown."""
 
 
 class Block(NamedTuple):
-    """The positions `start` … `end` - 1 along an axis."""
+    """A range of a value: its positions `start` … `end` - 1 along an axis."""
 
     axis: int
     start: int
@@ -29,7 +29,7 @@ def sizes_of(value: ir.Value | None) -> tuple[Size, ...]:
 
 
 def size_of(value: ir.Value | None, axis: int) -> Size:
-    """Return one size of a value; None for an axis that it lacks."""
+    """Return one size of a value; None if the value lacks this axis."""
     sizes = sizes_of(value)
     return sizes[axis] if 0 <= axis < len(sizes) else None
 
@@ -41,12 +41,12 @@ def size_along(value: ir.Value | None, axis: int) -> int | None:
 
 
 def to_reshape(sizes: Sequence[Size]) -> list[int]:
-    """Return sizes as a Reshape takes them, with -1 for open ones."""
+    """Return sizes as a Reshape takes them: -1 stands for a size that is open or unknown."""
     return [size if isinstance(size, int) else -1 for size in sizes]
 
 
 def alike(one: ir.Value, other: ir.Value, apart: Collection[int] = ()) -> bool:
-    """Return whether two values have equal, known sizes along all axes but those in `apart`."""
+    """Return whether two values have equal, known sizes along all axes except those in `apart`."""
     if one.shape is None or other.shape is None or len(one.shape) != len(other.shape):
         return False
     pairs = enumerate(zip(sizes_of(one), sizes_of(other), strict=True))
@@ -77,7 +77,7 @@ def scalar_of(value: ir.Value | None) -> float | None:
 
 
 def is_constant(value: ir.Value | None) -> bool:
-    """Return whether a value is computed from constants only; iterates, because deep graphs would exceed recursion."""
+    """Return whether a value depends only on constants; a loop, because some graphs are too deep for recursion."""
     known, left = set[ir.Value](), [value]
     while left:
         one = left.pop()
@@ -116,9 +116,9 @@ def slices_of(node: ir.Node) -> dict[int, slice]:
 
 
 def block_of(value: ir.Value) -> Block | None:
-    """Return the range of its node's first input that a value is, if a Slice or Split along one axis made it.
+    """Return the range of an input that a value is, if a Slice or Split along one axis made the value; else None.
 
-    E.g. Block(1, 0, 8) for the first of two halves of [B, 16]. None for any other value.
+    E.g. Block(1, 0, 8) for the first half of a Split of [B, 16].
     """
     node = value.producer()
     if node is not None and node.op_type == "Slice" and len(slices := slices_of(node)) == 1:

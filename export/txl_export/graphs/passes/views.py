@@ -1,8 +1,8 @@
 """Traces a value back to a product of rows with a weight, through operators that change only the layout.
 
-Attention's queries, keys and values are such products. Codes transpose, split, slice and reshape them in many ways
+Attention's queries, keys and values are such products. Models transpose, split, slice and reshape them in many ways
 before an operator reads them. Here the elements of the product are numbered, and the numbers go through the same
-operators. The result shows which rows and which columns of the product each axis of the value runs over.
+operators. The numbers that arrive show which rows and columns of the product each axis of the value runs over.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from txl_export.graphs.passes.values import (
 )
 
 OPEN = 2
-"""Number of sequences assumed for an open batch. It is 2, because along an axis of size 1 no step would show."""
+"""Number of sequences assumed for an open batch: 2, because along an axis of size 1 the numbers show no step."""
 MOST = 2**23
 """Maximum number of elements of a product that are numbered; it limits memory and time."""
 LEAST = 2**13
-"""Least number of multiplications that a replacement must save; below it, additional operators cost more."""
+"""Least number of multiplications that a replacement must save; if it saves fewer, its own operators cost more."""
 
 MOVING = frozenset({"Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"})
-"""Operators that only move values."""
+"""Operators that only move values, which the numbers can follow."""
 
 Numbers = NDArray[np.int32]
 
@@ -44,9 +44,9 @@ class Product:
     """Rows times a weight: rows [..., D] @ weight [D, N] + bias [N].
 
     Attributes:
-        rows, weight, bias: the operands; weight and bias depend on no input.
-        turned: whether the weight is stored as [N, D].
-        result: the product's value before any move.
+        rows, weight, bias: the operands; weight and bias depend on no input of the graph.
+        turned: True if the weight is stored as [N, D].
+        result: the value of the product, before any operator moves it.
     """
 
     rows: ir.Value
@@ -68,7 +68,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis of a view that runs over a product's rows or columns: its place, its size, and its step per index."""
+    """An axis of a view that runs over a product's rows or columns: its place, its size, and the step of its index."""
 
     place: int
     size: int
@@ -77,13 +77,14 @@ class Axis:
 
 @dataclass(frozen=True)
 class View:
-    """The part of a product that an operator reads, and its layout there.
+    """The part of a product that a value shows, and its layout in that value.
 
-    E.g. shape [4, 2, 8]: `rows` has the axis of 4, `columns` the axes of 2 heads in steps of 8 and of 8 in steps of 1.
+    E.g. shape [4, 2, 8]: `rows` has the axis of size 4; `columns` has the axis of 2 heads, with step 8, and the axis of
+    size 8, with step 1.
 
     Attributes:
         product: the product that is read.
-        factor: the number by which values are multiplied on the way.
+        factor: the number by which the product's values were multiplied on the way to this value.
         row_count: the number of the product's rows.
         shape: the shape of the view; axes of size 1 belong to neither rows nor columns.
         first_row, first_column: the row and the column of the view's first element.
@@ -101,13 +102,13 @@ class View:
 
 
 def view_of(value: ir.Value) -> View | None:
-    """Return the view of a product that a value is; None if it is none, or an axis has no constant step."""
+    """Return the view of a product that a value shows; None if it shows none, or an axis has no constant step."""
     numbers = _numbers(value)
     return None if numbers is None else _view(*numbers)
 
 
 def views_of(value: ir.Value) -> Iterator[View]:
-    """Yield the view that `view_of` finds; of [6, L, d] also as [2, 3, L, d] and [3, 2, L, d]."""
+    """Yield the view that `view_of` finds; a value [6, L, d] is also viewed as [2, 3, L, d] and as [3, 2, L, d]."""
     numbers_of_view = _numbers(value)
     if numbers_of_view is None:
         return
@@ -133,7 +134,7 @@ def _view(product: Product, factor: float, numbers: Numbers) -> View | None:
 
 
 def _steps(numbers: Numbers) -> tuple[Axis, ...] | None:
-    """Return the axes along which numbers grow, each with its constant step; None if they do not grow so."""
+    """Return the axes along which numbers grow, each with its constant step; None if a step varies or is negative."""
     steps, known = [], np.array(numbers.flat[0], np.int64)
     for place, size in enumerate(numbers.shape):
         step = 0 if size == 1 else int(numbers.take(1, place).flat[0]) - int(numbers.flat[0])
@@ -146,7 +147,7 @@ def _steps(numbers: Numbers) -> tuple[Axis, ...] | None:
 
 
 def _numbers(value: ir.Value) -> tuple[Product, float, Numbers] | None:
-    """Return a product, the factor on its values, and for each place of a value the product's element number."""
+    """Return the product behind a value, the factor on it, and the product's element number at each place; or None."""
     if (product := product_of(value)) is not None:
         shape = _shape(value)
         if -1 in shape or np.prod(shape) > MOST:
@@ -171,7 +172,7 @@ def _numbers(value: ir.Value) -> tuple[Product, float, Numbers] | None:
 
 
 def _moved(node: ir.Node, value: ir.Value, numbers: Numbers) -> Numbers | None:
-    """Return the numbers after an operator that only moves values; None if it cannot be followed."""
+    """Return the numbers after an operator that only moves values; None if the operator cannot be followed."""
     if node.op_type == "Transpose":
         return numbers.transpose(order_of(node))
     if node.op_type == "Split":
@@ -190,7 +191,7 @@ def _moved(node: ir.Node, value: ir.Value, numbers: Numbers) -> Numbers | None:
 
 
 def product_of(value: ir.Value) -> Product | None:
-    """Return the product with a weight that makes a value; None if there is none."""
+    """Return the product with a weight that makes a value; None if no such product makes it."""
     node = value.producer()
     if node is None:
         return None
@@ -232,10 +233,10 @@ def _shape(value: ir.Value) -> tuple[int, ...]:
 
 
 def columns_of(build: Builder, view: View) -> tuple[ir.Value, ir.Value | None]:
-    """Return the columns of the weight that a view reads, as [C, D], and their bias; the axis with the largest step
-    first.
+    """Return the columns of the weight that a view reads, as [C, D], and their bias [C] or None.
 
-    They are operators on constants, so the weight is stored once; engines compute them when they load.
+    Columns of the axis with the largest step come first. Both results are operators on constants, so the weight is
+    stored once, and engines compute the results when they load the graph.
     """
     product, which = view.product, np.array([view.first_column])
     for one in view.columns:

@@ -1,8 +1,8 @@
-"""Rewrites writes at fixed positions of a tensor as a Concat of old and new parts.
+"""Rewrites a write at fixed positions of a tensor as a Concat of old and new parts.
 
 `cache[:, 2] = new` is captured as ScatterElements or ScatterND. These copy the whole tensor, and need a constant with
-the place of every written number or row; and because they write along the first axis, transposes surround them. A
-Concat copies each part once, and the pass `joins` can simplify it with later reads.
+the place of every written number or row. They write along the first axis, so transposes surround them. A Concat copies
+each part once, and the pass `joins` can merge the Concat with later reads.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from txl_export.graphs.passes.joins import Piece, Pieces, cut
 from txl_export.graphs.passes.values import alike, axis_of, constant, order_of, size_along, sizes_of
 
 _PARTS = 8
-"""Maximum number of parts of such a Concat; a write with more becomes one Gather from the old and new values
+"""Maximum number of parts of a write's Concat; a write with more parts becomes one Gather from old and new values
 together."""
 
 
 def join_writes(graph: ir.Graph) -> None:
-    """Replace each write whose positions are constant by a Concat or Gather, in place; others stay."""
+    """Replace each write whose positions are constant by a Concat or Gather, in place; other writes stay."""
     pieces = Pieces(graph, "write")
     for node in list(graph):
         replaces = node.attributes.get_string("reduction", "none") == "none"
@@ -48,7 +48,8 @@ def join_writes(graph: ir.Graph) -> None:
 def _places(node: ir.Node, data: ir.Value, index: ir.Value, new: ir.Value) -> dict[int, list[int]] | None:
     """Return the positions that a scatter writes along each axis: {1: [0, 1]} if it writes data[:, 0:2].
 
-    An open axis that is written whole is left out. None if the positions are not constant, or depend on one another.
+    An open axis that is written whole is left out. Return None if positions are not constant, or if the positions of
+    one axis depend on those of a second.
     """
     numbers, opened = _index(index)
     if numbers is None or not numbers.size or data.shape is None:
@@ -75,9 +76,9 @@ def _places(node: ir.Node, data: ir.Value, index: ir.Value, new: ir.Value) -> di
 
 
 def _index(index: ir.Value) -> tuple[NDArray[np.int64] | None, bool]:
-    """Return the constant places in an index, None if it has others, and whether the graph cuts them to its sequences.
+    """Return an index's constant places, or None, and whether the graph cuts them to the number of its sequences.
 
-    A graph whose batch size is open keeps a place for each sequence that it can have, and takes the first ones.
+    A graph whose batch size is open stores a place for each sequence that it can have, and reads the first ones.
     """
     node = index.producer()
     if node is not None and node.op_type == "Slice" and len(node.inputs) == 4:
@@ -94,7 +95,7 @@ def _turn(value: ir.Value) -> list[int]:
 
 
 def _turned(pieces: Pieces, value: ir.Value, turn: Sequence[int]) -> ir.Value:
-    """Transpose a value; a Transpose that made the value is merged."""
+    """Transpose a value; if a Transpose made the value, both become one."""
     node, earlier = value.producer(), _turn(value)
     if node is not None and earlier and node.inputs[0] is not None:
         value, turn = node.inputs[0], [earlier[axis] for axis in turn]
@@ -102,7 +103,7 @@ def _turned(pieces: Pieces, value: ir.Value, turn: Sequence[int]) -> ir.Value:
 
 
 def _written(pieces: Pieces, data: ir.Value, places: dict[int, list[int]], new: ir.Value) -> ir.Value | None:
-    """Write new values at places along one axis; None if places are partial on several axes, or repeated."""
+    """Write new values at places along one axis; return None if places are repeated or partial on several axes."""
     partly = [(axis, listed) for axis, listed in places.items() if listed != list(range(size_along(data, axis) or 0))]
     if not partly:
         return new
