@@ -187,7 +187,7 @@ class Form(NamedTuple):
         title: the form's name in the table.
         update: the update rule of the program to start from.
         changes: the functions that rewrite the graph.
-        bare: the value of the library's feature `reads_in_place`; False multiplies by a scale of 1.
+        bare: True removes the products with 1 that the parser puts before an attention's queries and keys.
         lengths: the segment lengths for which the form can be built.
     """
 
