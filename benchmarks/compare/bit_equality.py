@@ -41,7 +41,7 @@ EXPLAINED = {
     r"(commits|lengths|streams) \('absent'": "what inspect says since format 2",
     r"bytes ": "size of a bundle whose report.json holds other figures",
 }
-"""Places in the command line's documents that may differ, as regular expressions, with the reason."""
+"""Places of JSON documents at which two checkouts may differ: regular expressions of the places, and the reasons."""
 UNSTABLE = frozenset({"seconds", "provenance", "bundle"})
 """Keys of JSON documents whose values differ from run to run: durations, sources, and the bundle's path."""
 DOCUMENTS = ("manifest.json", "report.json", "engines/*/*.json")
@@ -91,7 +91,7 @@ def record(options: argparse.Namespace) -> int:
     out, source = options.out.resolve(), options.source.resolve()
     for folder in ("bundles", "checkpoints", "results", "snapshots"):
         (out / folder).mkdir(parents=True, exist_ok=True)
-    (out / "record.json").unlink(missing_ok=True)  # left by an earlier run; this run may fail before it writes one
+    (out / "record.json").unlink(missing_ok=True)  # an earlier run's; this run may fail before it writes its own
     results: dict[str, Any] = {}
     side, only = _Side(source, out), options.only
     for case in CASES:
@@ -169,7 +169,7 @@ def _record_bundle(name: str, targets: Sequence[str], options: argparse.Namespac
     bundle, documents = side.out / "bundles" / f"{name}.txl", {}
     for target in targets:
         documents[f"build {target.split()[0]}"] = side.cli("build", bundle, "--target", *target.split())
-    if next(bundle.glob("selftest.*"), None):  # bundles whose graphs were written by hand have no vectors
+    if next(bundle.glob("selftest.*"), None):  # bundles of graphs written by hand have no vectors for a self-test
         documents["selftest"] = side.cli("selftest", bundle, "--backend", "cpu", "--threads", 1)
     documents["inspect"] = side.cli("inspect", bundle)
     others = ["--snapshots", options.snapshots.resolve() / "snapshots"] if options.snapshots else []

@@ -49,7 +49,7 @@ class Case(NamedTuple):
 
 
 Figures = dict[str, dict[str, list[float]]]
-"""Measurements by row of the table and by side: one number per round."""
+"""Measurements by row of the table, side and round: {"GRU, B 1": {"C": [3.1, 3.2], "Python": [9.0, 9.1]}}."""
 
 
 def cases(folder: Path, quick: bool) -> list[Case]:
@@ -105,7 +105,7 @@ def commands(program: Path, case: Case) -> dict[str, list[str]]:
 
 
 def turns(rounds: int, sides: tuple[str, ...] = ("C", "Python")) -> list[tuple[str, ...]]:
-    """Return the order in which the sides work in each round."""
+    """Return the order of the sides in each round, e.g. [("C", "Python"), ("Python", "C")] of 2 rounds."""
     return [sides[turn % len(sides) :] + sides[: turn % len(sides)] for turn in range(rounds)]
 
 

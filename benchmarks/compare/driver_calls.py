@@ -226,7 +226,7 @@ def together() -> Any:
 
 
 def stateless() -> Any:
-    """Make a bundle of a step without state."""
+    """Make a bundle whose step has no state."""
     from step_models import Graph, StepModel
     from txl_runtime.bundle.tables import Input, Output
 
@@ -245,7 +245,7 @@ def stateless() -> Any:
     return model
 
 
-# --- what is done -------------------------------------------------------------------------------------------------
+# --- operations on a model ----------------------------------------------------------------------------------------
 
 
 class Play:
@@ -310,7 +310,7 @@ class Play:
         """Open a loop of the model as a recorded operation, and return the loop."""
         return self.do("a loop is opened", self.model.open_loop)
 
-    # --- segments ---
+    # --- lengths, inputs and segments ---
 
     @property
     def lengths(self) -> list[int]:
@@ -370,7 +370,7 @@ class Play:
         return loop.run(inputs, counts, want, commit)
 
     def unread(self, loop: Any) -> None:
-        """Run a segment whose result is never read."""
+        """Run a segment with random inputs, and do not read its result."""
         self.run(loop)
 
     def read(self, result: Any, want: Want = "rows") -> Any:
@@ -388,7 +388,7 @@ class Play:
 
 
 def loops(play: Play) -> None:
-    """Try every operation of a loop."""
+    """Run every operation of a loop: segments, moves of states and sequences, and results that are read late."""
     play.open()
     loop = play.loop()
     for want in play.wants:
@@ -476,7 +476,7 @@ def singly(play: Play) -> None:
 
 
 def failures(play: Play) -> None:
-    """Let each function of the driver fail once, and continue after that."""
+    """Let each function of `FAILURES` fail once during each operation of a loop, and run a segment after that."""
     play.open()
     driver, every = play.notes.driver, np.arange(B)
     loop = play.loop()
@@ -535,7 +535,7 @@ def large(play: Play) -> None:
 
 
 def streams(play: Play) -> None:
-    """Try every operation of a stream."""
+    """Run every operation of a stream, with different numbers of sequences."""
     play.open()
     manifest, length = play.model.manifest, play.lengths[0]
     lockstep = manifest.streams == "lockstep"

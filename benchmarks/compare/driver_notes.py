@@ -51,7 +51,7 @@ class Notes:
                 return super().here(what, made_in)
 
         self.lines: list[Line] = []
-        self._blocks: list[Any] = []  # in the order in which they were made
+        self._blocks: list[Any] = []  # blocks of memory, in the order of their allocation
         self._uses: dict[Any, str] = {}
         self._things: dict[int, str] = {}
         self._numbers = Counter[str]()

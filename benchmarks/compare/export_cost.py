@@ -34,7 +34,7 @@ _BEGINS = {"capture and check": "capture", "compute self-test vectors": "prove"}
 
 
 def spent() -> float:
-    """Return processor seconds of this process and of its child processes that have ended."""
+    """Return the processor seconds so far of this process and of its child processes that have ended."""
     return time.process_time() + sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
 
 

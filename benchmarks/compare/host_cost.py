@@ -226,7 +226,7 @@ def spread(values: NDArray[np.float64], digits: int) -> str:
     return f"{middle} ({low} … {high})"
 
 
-# --- in a side's process ------------------------------------------------------------------------------------------
+# --- the process of one side --------------------------------------------------------------------------------------
 
 
 def _answer(source: Path, files: Path, side: str) -> None:

@@ -272,7 +272,7 @@ def circles(arrows: Mapping[str, set[str]]) -> list[list[str]]:
     return [list(group) for group in sorted(groups) if len(group) > 1]
 
 
-# --- questions ----------------------------------------------------------------------------------------------------
+# --- questions about the kind of model ----------------------------------------------------------------------------
 
 
 def questions(tree: ast.AST) -> list[tuple[int, str]]:

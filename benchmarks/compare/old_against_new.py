@@ -105,7 +105,7 @@ def measure(bundles: dict[str, Path], sources: dict[str, Path], threads: int, op
             with _child(sources[side], bundles[side], threads, options, False) as ask_fresh:
                 rows[side] = ask_fresh({"work": "load"})
                 share = max(share, machine.foreign(rows[side]["cpu"]))
-        for name in LOADS if turn else ():  # turn 0 only reads the files into the system's cache
+        for name in LOADS if turn else ():  # turn 0 is not counted, since it reads the files into the system's cache
             results.setdefault(name, []).append({side: rows[side][name] for side in SIDES} | {"foreign": share})
     return results
 

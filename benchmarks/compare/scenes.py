@@ -59,7 +59,7 @@ class Scenes:
             for item, array in scene():
                 yield f"{scene.__name__[1:]}: {item}", array
 
-    # --- draws ----------------------------------------------------------------------------------------------------
+    # --- random inputs --------------------------------------------------------------------------------------------
 
     def _arrays(self, length: int, seed: int, rows: int | None = None) -> dict[str, Any]:
         """Draw random inputs of `length` positions, by name, for `rows` sequences (None for the model's batch size)."""
@@ -120,7 +120,7 @@ class Scenes:
         chosen = ways[index % len(ways)]
         return np.full(b, bool(chosen.any())) if self._lockstep else chosen
 
-    # --- what comes out -------------------------------------------------------------------------------------------
+    # --- results --------------------------------------------------------------------------------------------------
 
     def _tried(self, name: str, call: Callable[..., Any], *arguments: Any, **named: Any) -> Items:
         """Call a function, and yield the array or arrays that it returns, or the message with which it refuses."""
@@ -142,7 +142,7 @@ class Scenes:
         for state, values in stream.state().items():
             yield f"{name}, state {state}", values
 
-    # --- any model, by arrays -------------------------------------------------------------------------------------
+    # --- scenes of any model --------------------------------------------------------------------------------------
 
     def _run(self) -> Items:
         stream = self._model.stream()
@@ -320,7 +320,7 @@ class Scenes:
     def _generated(self, stream: Any, prompt: Any, number: int, **how: Any) -> Any:
         return np.array(list(stream.generate(prompt, number, **how)))
 
-    # --- models of tokens -----------------------------------------------------------------------------------------
+    # --- scenes of models of tokens -------------------------------------------------------------------------------
 
     def _refused(self) -> Items:
         """Call the methods that need tokens, and yield the messages with which a model of other inputs refuses."""
@@ -338,7 +338,7 @@ class Scenes:
             length = self._one(wanted)
             yield f"{index}", stream.step(self._tokens(length, index))
         yield from self._after(stream, "whole segments")
-        # enough steps to go around a ring several times
+        # the number of steps is large enough to go around a ring several times
         for index in range(6 + 3 * self._memory_length // self._longest):
             length = self._one((self._longest, shorter, 1)[index % 3])
             yield f"partial {index}", stream.step(self._tokens(length, index), self._counts(length, index))

@@ -174,7 +174,7 @@ def verdicts(folder: Path, given: dict[str, Any]) -> Iterator[tuple[str, list[st
     torch.set_num_threads(1)
     stateful = given.pop("stateful", "")
     for path in sorted(folder.glob("*.txl")):
-        torch.manual_seed(0)  # own modules draw random weights when they are made
+        torch.manual_seed(0)  # so that own modules, which draw their weights when they are made, get the same
         try:
             more: dict[str, Any] = {"module": oracle_stateful.Case(stateful).build()} if stateful else {}
             parity = txl_export.verify(path, threads=1, **given, **more)

@@ -176,7 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             stopped = True
             runner.leave_out("interrupted")
-        except OSError:  # a full disk
+        except OSError:  # e.g. of a full disk
             runner.leave_out("the check could not go on")
             raise
         print(write_page(runner.outcomes, given, final=True), flush=True)
@@ -187,5 +187,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # sent by `timeout`, or by the owner of the machine
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # `timeout` and the machine's owner send SIGTERM
     sys.exit(main())

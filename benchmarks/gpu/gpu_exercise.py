@@ -115,7 +115,7 @@ def _do(
         return []
     if work == "snapshot":
         kept = ours.snapshot()
-        ours.step(tokens[:, :longest])  # results of this step must not show afterwards
+        ours.step(tokens[:, :longest])  # this step may not affect later results
         ours.restore(kept)
         return []
     if work == "score":

@@ -37,7 +37,7 @@ STEPS = {
     "torch": ("open", "decode", "draw", "score"),
     "engine": ("build", "open", "self-test", "verify", "decode", "draw", "score"),
 }
-"""The steps of each kind of item, in this order."""
+"""The names of the steps of each kind of item, in the order in which they run."""
 PRESENT = "it was there"
 """The reason of an export that was not run because its bundle exists."""
 INTERPRETER = ("torch", "onnx", "onnxruntime", "safetensors")
@@ -295,7 +295,7 @@ class Runner:
             command = [sys.executable, WORKER, item.kind, "--bundle", item.bundle, "--name", item.name]
             command += ["--engine", item.engine or "none", "--out", steps.parent]
             command += ["--vocabulary", given.vocabulary, "--memory", given.memory]
-            # a first contact has no time for a long verification
+            # 0 segments: a first contact has no time for a verification
             command += ["--segments", 0 if given.first else given.segments]
             command += ["--seconds", given.seconds, "--update", given.update or "none"]
             command += ["--precision", item.precision, "--batch", item.batch, *(["--quick"] if given.quick else [])]

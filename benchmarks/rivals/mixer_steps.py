@@ -48,7 +48,7 @@ class LlamaLayer(nn.Module):
 
 
 class Llama(nn.Module):
-    """Two layers of `LlamaLayer`."""
+    """Two `LlamaLayer`s, one after the other."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class RwkvLayer(nn.Module):
 
 
 class Rwkv(nn.Module):
-    """Layers of `RwkvLayer`."""
+    """`RwkvLayer`s, one after the other."""
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ def rwkv(width: int = 128, layers: int = 2) -> Step:
 
 
 class DeltaLayer(nn.Module):
-    """The gated delta rule in recurrent form, as in Qwen3-Next: a head's matrix fades, and learns the value it lacks."""
+    """The gated delta rule in recurrent form, as in Qwen3-Next: a head's matrix fades, and learns what it lacks."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -204,7 +204,7 @@ class DeltaLayer(nn.Module):
 
 
 class DeltaNet(nn.Module):
-    """Layers of `DeltaLayer`."""
+    """`DeltaLayer`s, one after the other."""
 
     def __init__(self, width: int, heads: int, layers: int) -> None:
         super().__init__()

@@ -189,7 +189,7 @@ class PlainExport(KeyValue):
         names = [f"{kind}.{i}" for i in range(self.parts.config.n_layer) for kind in ("key", "value")]
         examples = torch.from_numpy(tokens), *self.memory()
         step = _Step(self, work)
-        logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # silences a warning that torchvision is absent
+        logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # hides the warning that torchvision is absent
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             step(*examples)  # this run computes the tables and masks that become constants of the file

@@ -174,7 +174,7 @@ class Before(BundleCompetitor):
         script = ROOT / "benchmarks" / "compare" / "old_against_new.py"
         child = ("--child", str(self._path), "--threads", str(self._threads))
         with asked([sys.executable, str(script), str(self._source), *child], self._source, "of --before") as ask:
-            ask({"work": "load"})  # the answer says that the process is ready
+            ask({"work": "load"})  # this waits until the process is ready
 
             def run(work: str, seconds: float) -> tuple[float, list[float]]:
                 answer = ask({"work": work, "seconds": seconds})

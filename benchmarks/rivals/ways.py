@@ -175,7 +175,7 @@ def _export(spec: StepSpec, step: Step, path: Path, dynamo: bool) -> None:
     examples += [torch.from_numpy(array) for array in _first_states(step).values()]
     module = spec.module if spec.step is None else _Positional(spec).eval()
     path.parent.mkdir(parents=True, exist_ok=True)
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # silences a warning that torchvision is absent
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # hides the warning that torchvision is absent
     with warnings.catch_warnings(), torch.no_grad(), _silence():
         warnings.simplefilter("ignore")
         torch.onnx.export(
