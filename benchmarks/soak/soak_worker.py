@@ -391,7 +391,7 @@ def _known_mallinfo() -> Callable[[], Any] | None:
     return ask
 
 
-_mallinfo = _known_mallinfo()  # looked up only once: each `ctypes.CDLL` leaves classes behind, which would count as growth
+_mallinfo = _known_mallinfo()  # looked up once: each `ctypes.CDLL` leaves classes, which count as growth
 
 
 def measured(folder: Path) -> dict[str, float | None]:
