@@ -32,7 +32,7 @@ from own_cases import ENGINES, OWN_CASES
 from scenes import Scenes
 
 FIGURES = "verification figures"
-"""The words with which `compare` reports numbers that judge a bundle, i.e. those of report.json and of `parity`."""
+"""The words with which `compare` reports numbers that judge a bundle: the numbers of report.json and of `parity`."""
 RELATIVE, ABSOLUTE = 1e-6, 1e-12
 """Two such numbers may differ by at most this, relative or absolute, because their sums may run in a new order."""
 EXPLAINED = {

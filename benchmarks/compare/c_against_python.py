@@ -7,7 +7,7 @@ sides are the processes `c_side.cpp` and `python_side.py`. Both open the same bu
 with one thread. They fill the memory first, and then run segments with all outputs. The two processes work in turns,
 and the side that begins changes with every round. The clock counts processor time, so waiting for a core costs nothing.
 The table has the medians of both sides over all rounds, and the median and quartiles of the rounds' ratios. Start and
-peak memory are those of fresh processes up to the end of one step, the start of Python itself included.
+peak memory are measured in fresh processes up to the end of one step, with the start of Python itself.
 
 The library for C is built from this checkout, which takes a minute, unless --installed names the folder of a built one.
 """

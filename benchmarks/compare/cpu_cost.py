@@ -9,7 +9,7 @@ return at once too. `host_cost.py` measures the same on a device, and makes the 
 
 Each checkout has a process of its own. The processes work in turns, and the one that begins changes with every round.
 The clock is the thread's processor time over blocks of calls. A round's figure is the 10 % quantile of its blocks. The
-table has medians and quartiles over the rounds, and those of each round's difference and ratio, new to old.
+table has medians and quartiles over the rounds, for each side, for the difference and for the ratio of new to old.
 """
 
 from __future__ import annotations

@@ -280,7 +280,7 @@ class Play:
         return [*done, ("what a GPU would do wrong", self.notes.driver.violations)]
 
     def open(self, **options: Any) -> None:
-        """Open the model on the stand-in driver; `options` are those of `open_stand_in`."""
+        """Open the model on the stand-in driver; `options` are passed to `open_stand_in`."""
         from stand_ins.engine import open_stand_in
         from txl_runtime import Model
         from txl_runtime.bundle.reading import open_bundle
@@ -316,7 +316,7 @@ class Play:
     def lengths(self) -> list[int]:
         """Return the segment lengths to try, longest first, e.g. [4, 3, 1].
 
-        These are the lengths of the programs and, if a model runs any length, also 1 and one less than the longest.
+        The list has the lengths of the programs and, if a model runs any length, also 1 and one less than the longest.
         """
         known = self.model.manifest.segment_lengths
         more = {known[0] - 1, 1} - {0} if self.model.manifest.lengths == "valid" else set[int]()
@@ -487,7 +487,8 @@ def failures(play: Play) -> None:
             play.do("it begins anew", loop.clear, every)
     driver.forgive()
     for name, outcome in FAILURES.items():
-        # Only these functions: after a different failure nobody waits for the loop's work, a fault to the stand-in.
+        # A loop that fails to open after it has queued work leaves work that nobody waits for, a fault to the stand-in.
+        # These functions fail before a new loop queues work.
         if name in ("cuMemAlloc", "cuMemHostAlloc", "cuCtxPush"):
             fail(play, name, outcome, loop, "a loop is opened", play.model.open_loop)
         fail(play, name, outcome, loop, "a segment", play.segment, loop)

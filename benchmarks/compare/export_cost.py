@@ -2,8 +2,8 @@
 
     python benchmarks/compare/export_cost.py [../old-checkout] [--rounds 3] [--only gru …] [--out FILE]
 
-Each export runs in a process of its own with the packages of one checkout. The seconds include those of the processes
-that the export starts. They are split by the stages that the export reports: `import` ends when `export` is called,
+Each export runs in a process of its own with the packages of one checkout. The processes that the export starts are
+counted too. The seconds are split by the stages that the export reports: `import` ends when `export` is called,
 `look` ends when the first graph is captured, `capture` ends when all graphs are written, and `prove` goes from the
 vectors of the self-test to the end. The side that begins changes with every round. The table has each side's cheapest
 round, which other work on the machine disturbed least.

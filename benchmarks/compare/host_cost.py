@@ -14,8 +14,8 @@ host of a real GPU.
 Each side has a process of its own. The processes work in turns, and the one that begins changes with every round. One
 thread calls, and the clock is its processor time, so waiting for a processor costs nothing. Blocks of calls are timed,
 since the clock takes time too. A round's figure is the 10 % quantile of its blocks, because other programs slow some
-blocks down where processors share a core or a cache. The table has medians and quartiles over the rounds, those of each
-round's ratio to the old side, the median block of the last side, and the number of driver calls.
+blocks down where processors share a core or a cache. The table has medians and quartiles over the rounds, of each side
+and of its ratio to the old side. It also has the median block of the last side, and the number of driver calls.
 """
 
 # ruff: noqa: N802, N815 - names are CUDA's

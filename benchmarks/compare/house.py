@@ -7,7 +7,7 @@ The second form prints each count of both checkouts, and the difference. The scr
 reads files as text and as syntax trees.
 
 **Lines**: all lines, and lines of code. A line of code has a token that is no comment and no part of a docstring. Each
-string that stands alone as a statement is a docstring here, also below a constant.
+statement that is only a string is a docstring here, also below a constant.
 
 **Beside the product**: all lines of what `BESIDE` names: C++, JavaScript, tests, benchmarks, samples, pages of docs.
 

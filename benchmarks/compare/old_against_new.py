@@ -48,7 +48,7 @@ from asking import Ask, asked
 from bit_equality import environment_of, runtime_of
 
 TOKENS, ARRAYS = ("decode", "prefill", "score"), ("shortest segment", "longest segment")
-"""The timed kinds of work of a Transformer-XL, and those of all other models."""
+"""The timed kinds of work of a Transformer-XL, and the timed kinds of work of all other models."""
 FIRST, SPREAD, FEW = "shortest, first quarter runs", "shortest, every fourth runs", "shortest, stream of a quarter"
 """The timed kinds of work in which a quarter of a model's sequences runs."""
 PYTHON = ("outside the engine", "without an engine")
@@ -273,7 +273,7 @@ class _Worker:
         return results
 
     def answer(self, work: str, seconds: float = 0) -> dict[str, float]:
-        """Return the figures that a request asks for: those of the start (`work` "load"), or of a slice of work."""
+        """Return the figures that a request asks for: of the process's start (`work` "load"), or of a slice of work."""
         if work == "load":
             lines = Path("/proc/self/status").read_text().splitlines()
             peak = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
@@ -304,7 +304,7 @@ class _Worker:
             self._stream.run(given, self._counts[work])
 
     def _slice(self, call: Callable[[], None], seconds: float) -> Sequence[int]:
-        """Call a function for some seconds, and return the ns of each call, without those in a clocked engine."""
+        """Call a function for some seconds; return the ns of each call, without the time in the engine if clocked."""
         for _ in range(WARM_UP_CALLS):
             call()
         samples: list[int] = []

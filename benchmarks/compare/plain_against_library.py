@@ -53,8 +53,7 @@ TRANSFORMERS = {
     "txl-4x192": (shape(4, 192, 6, 32, 768, 256), 128, {}),
     "txl-12x512": (shape(12, 512, 8, 64, 2048, 204), 640, {}),
 }
-"""Transformer-XLs by name: config, M, and options of the export. Plain C is meant for models smaller than the last two.
-"""
+"""Transformer-XLs by name: config, M, options of the export. The last two are larger than plain C is meant for."""
 SIZES = ("state_bytes", "weight_bytes", "stack_bytes", "code_bytes", "multiply_adds")
 SIDES = ("plain C", "library", "Python")
 

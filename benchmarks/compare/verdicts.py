@@ -85,7 +85,7 @@ OWN = (
 
 
 def cases() -> Iterator[Case]:
-    """Yield all cases: `OWN`, those of both oracles in float32, and some of each oracle in lower precisions."""
+    """Yield all cases: `OWN`, all cases of both oracles in float32, and some of their cases in lower precisions."""
     from oracle import LANGUAGE_MODELS, refuses_kv
     from oracle_stateful import BUILDS
 
@@ -130,7 +130,7 @@ def made(case: Case, folder: Path, here: Path) -> dict[str, Any]:
 def made_of_oracle(case: Case, folder: Path) -> dict[str, Any]:
     """Export a case of an oracle, and return the arguments of its verification.
 
-    They are empty for a Transformer-XL without a checkpoint file, which is verified against the bundle's weights.
+    A Transformer-XL without a checkpoint file has no arguments, and is verified against the bundle's weights.
     """
     import oracle
     import oracle_stateful

@@ -6,9 +6,9 @@ TransfoXL was removed in transformers 5.0 and does not run in 4.38 … 4.57, so 
     ../hf-venv/bin/pip install transformers==4.37.2 torch==2.13.0      # any torch from 2.0 on; safetensors comes along
     python benchmarks/cpu/hf_transfo_xl.py --python ../hf-venv/bin/python [--memory 160] [--out FOLDER]
 
-The Hugging Face process makes a random model and saves it. This process exports the saved model. Both compute the same
-segments, and are timed only if their log-probabilities agree. While one process is timed, the other waits on a pipe
-and uses no core.
+The Hugging Face process makes a random model and saves it. This process exports the saved model. Both processes compute
+the same segments, and are timed only if their log-probabilities agree. While one process is timed, the other waits on a
+pipe and uses no core.
 """
 
 from __future__ import annotations

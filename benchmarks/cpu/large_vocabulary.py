@@ -3,9 +3,9 @@
     python benchmarks/cpu/large_vocabulary.py [--tails] [--out FOLDER]
 
 A model of the same layers with 204 words shows the time of the layers; the additional time of a step with the large
-vocabulary is the softmax's. It is measured for all log-probabilities (`step`) and for draws with `generate`: sampling,
-greedy, top-k and top-p. With random weights nearly every drawn word is in the head cluster. So `--tails` adds a bundle
-whose tail clusters have higher biases: about a third of the drawn words then come from tails.
+vocabulary is the softmax's. Steps are measured that compute all log-probabilities (`step`), and that draw with
+`generate`: sampling, greedy, top-k and top-p. With random weights nearly every drawn word is in the head cluster. So
+`--tails` adds a bundle whose tail clusters have higher biases: about a third of its drawn words come from tails.
 """
 
 from __future__ import annotations

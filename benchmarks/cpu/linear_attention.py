@@ -2,9 +2,9 @@
 
     python benchmarks/cpu/linear_attention.py [--threads 1]
 
-ONNX Runtime has the operator of opset 27 from 1.32 on, and com.microsoft's from 1.26 on. Each is run on 1, 16 and 64
-positions of one sequence. The script prints the milliseconds of the fastest run, and the largest difference from the
-recurrence in float64, divided by the largest result.
+ONNX Runtime has the operator of opset 27 from 1.32 on, and com.microsoft's from 1.26 on. Each of the three forms is run
+on 1, 16 and 64 positions of one sequence. The script prints the milliseconds of the fastest run, and the largest
+difference from the recurrence in float64, divided by the largest result.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ that followed there seldom follow again.
 
 `--equal NUMBER` instead compares this number of tokens, drawn after one prompt. For each token that differs, it prints
 the log-probabilities of both tokens, the distance of the random number from the nearest border between two tokens'
-shares (greedy: the difference of the two log-probabilities), and the largest difference between the log-probabilities
-of a segment and those of single steps. Then it continues after the plain token.
+shares (greedy: the difference of the two log-probabilities), and the largest difference between log-probabilities by a
+segment and by single steps. The comparison continues after the plain token.
 
 `--cost` instead times segments of 5 positions beside steps, for random models of 12 layers, d_model 512 and M 640.
 """

@@ -72,7 +72,7 @@ def step_bytes(name: str, model: txl_runtime.Model) -> float:
 def measure(
     ways: list[tuple[str, Path, str]], threads: int, rounds: int
 ) -> tuple[dict[tuple[str, int], list[float]], dict[str, float]]:
-    """Time all ways in turns; return the seconds of each step, and those that reading a decode step's bytes takes.
+    """Time all ways in turns; return the seconds of each step, and the seconds of reading a decode step's bytes.
 
     Seconds of steps have the keys (name of the way, length) by the clock, and (name, -length) for the processor time of
     all threads. Seconds of reading have the name of the way as their key.

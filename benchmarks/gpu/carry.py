@@ -37,8 +37,8 @@ MODULES = re.compile(r"^[^/]+\.data/(?:purelib|platlib)/")
 
 
 FATBIN, IMAGE = struct.Struct("<IHHQ"), struct.Struct("<HHIQ12xI")
-"""Two headers in a library. That of a set of images: magic number, version, the header's size, the size of the images.
-That of one image: kind, version, the header's size, the content's size, compute capability."""
+"""Two headers in a library. The header of a set of images: magic number, version, the header's size, the images' size.
+The header of one image: kind, version, the header's size, the content's size, compute capability."""
 MAGIC, HEADER = 0xBA55ED50, 16
 
 

@@ -5,7 +5,7 @@
 Nothing is measured. The functions with which `txl-deploy bench` prints a device's floor compute the bytes and times.
 Each model is exported in fp16 at full width, once with one layer and once with two: every further layer adds exactly
 the bytes that the second one adds. The number of kernels, from the sidecars of TensorRT-RTX engines, grows in the same
-way. The speeds in `DEVICES` are those of the makers' data sheets; real devices are slower.
+way. The speeds in `DEVICES` come from the makers' data sheets; real devices are slower.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Least = tuple[dict[str, int], int]
 
 
 def extended(one: Least, two: Least, layers: int) -> Least:
-    """Return bytes and kernels of a model with `layers` layers, from those of the models with one layer and two."""
+    """Compute bytes and kernels of a model with `layers` layers from the figures of the models with one and two."""
 
     def more(first: int, second: int) -> int:
         return first + (layers - 1) * (second - first)

@@ -1,6 +1,6 @@
 """Run the items of the GPU check, each in a process of its own that writes its steps to a file as they end.
 
-`plan` returns the items: those of a first contact with a machine, or those of the engines that --engine names.
+`plan` returns the items of a first contact with a machine, or the items of the engines that --engine names.
 """
 
 from __future__ import annotations
@@ -251,7 +251,7 @@ class Runner:
         carried = CARRIED / bundle.name
         if carried.is_dir() and not bundle.exists():
             bundle.parent.mkdir(parents=True, exist_ok=True)
-            # the copy gets its name at the end, so that a bundle of this name is whole
+            # the copy is renamed once it is whole, so that no half copy has the bundle's name
             with tempfile.TemporaryDirectory(dir=bundle.parent) as folder:
                 shutil.copytree(carried, Path(folder) / bundle.name).rename(bundle)
 
@@ -338,7 +338,7 @@ class Runner:
 
 
 def whole(item: Item, found: Sequence[Found], ended: str) -> list[Found]:
-    """Return all steps of an item: those that its process noted, and the missing ones with the process's end as reason.
+    """Return all steps of an item: the noted steps, and the missing steps with the end of the process as the reason.
 
     Args:
         item: the item.

@@ -122,7 +122,7 @@ def _steps(programs: Sequence[Outcome]) -> Table:
 
 
 def prepared(outcomes: Sequence[Outcome]) -> str:
-    """Return a line with the number of bundles that this run exported, and of those that existed before."""
+    """Return a line with the number of bundles that this run exported, and the number that existed before."""
     result = [outcome.item.bundle for outcome in outcomes if any(step.state == OK for step in outcome.found)]
     before = [outcome.item.bundle for outcome in outcomes if outcome.reason == PRESENT]
     text = f"prepared: {len(result)} exported, {len(before)} there already"

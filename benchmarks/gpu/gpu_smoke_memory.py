@@ -133,7 +133,7 @@ class MemoryChecks(Checks):
         return {"rows": checked}
 
     def rows_within(self) -> Figures:
-        """Check that a copy of rows within the device, as of sequences' memory, leaves the bytes between rows alone."""
+        """Check that a copy of rows within the device, as of sequences' memory, keeps the bytes between the rows."""
         queue, device, checked = self._device.queue(), self._device, 0
         for count, width, pitch, other in ((2, 1, 5, 3), (3, 512, 512, 1024), (8, 100, 356, 101), (65, 4, 260, 4)):
             inputs, back = self._bytes(count * pitch), np.zeros(count * other, np.uint8)

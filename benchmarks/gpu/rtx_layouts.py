@@ -2,9 +2,9 @@
 
 The engines are built without a GPU, from the programs that `build` composes; the builder lists their kernels. A form is
 a rewritten graph, with a different layout of the ring's buffers or different operators for the products. A copy is a
-kernel that reads a state, but neither computes an attention or a matrix product nor updates the state in place. The
-bytes that a copy moves are those of the states that it reads, and of the outputs of a state's size that it writes. Only
-a GPU could say how fast a kernel is.
+kernel that reads a state, but neither computes an attention or a matrix product nor updates the state in place. A copy
+moves the bytes of the states that it reads, and of its outputs that have a state's size. Only a GPU could say how fast
+a kernel is.
 """
 
 from __future__ import annotations

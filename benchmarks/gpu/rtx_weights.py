@@ -148,7 +148,7 @@ def _united(model: Any) -> Any:
 def given(title: str, values: dict[str, Any], rows: int, lengths: tuple[int, int]) -> Table:
     """Build programs with own and with given weights; return a table of both.
 
-    The programs are all those of ring memory, and for log-probabilities also that of rolled memory.
+    The table has all programs of ring memory, and the log-probabilities' program of rolled memory.
     """
     columns = ("program", "kernels", "kernels that copy", "engine, MB", "weights in it, MB", "activations, MB")
     table = Table(columns, title=f"{title}, fp16, B 1: own → given")

@@ -170,7 +170,7 @@ def _expand(node: Node, tensor: Tensor, _: Tensor) -> Tensor:
     sizes = list(node.static[1])
     missing = tensor.dim() - len(sizes)
     sizes = list(tensor.shape[: max(missing, 0)]) + sizes
-    for place in range(1, tensor.dim() + 1):  # sizes are paired from the right; of a pair with 1, the other counts
+    for place in range(1, tensor.dim() + 1):  # from the right: a size of 1 takes the other's size
         sizes[-place] = max(sizes[-place], tensor.shape[-place])
     return tensor.expand(sizes)
 

@@ -3,8 +3,8 @@
 python benchmarks/parity/models_table.py [CASE…]
 
 Each row is a stored case of tests/fixtures/oracle_stateful. The script needs the packages that `make packages`
-installs. A case whose package is missing is exported from a minimal module with the same tensors; its figures are then
-those of that module.
+installs. A case whose package is missing is exported from a minimal module with the same tensors, and has the figures
+of that module.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class OperatorTimes(Struct, frozen=True, kw_only=True):
         call: the median processor time of a call without the profiler.
         engine: the median processor time inside the engine during a call.
         operators: for each type of operator, the number of its nodes in a call, and the time of all these nodes. The
-            time includes the profiler's own. It is the mean without the slowest quarter, where other processes ran.
+            time is the mean without the slowest quarter, where other processes ran, and includes the profiler's own.
     """
 
     call: float

@@ -3,10 +3,10 @@
     python benchmarks/rivals/segments.py [--only mamba] [--width 768 --heads 12] [--rounds 30]
 
 All three run on one thread. Every round times each of them once by the thread's processor time, so that other work on
-the machine matters little. "apart" is the largest difference of a bundle's outputs from those of the module in float64,
-which runs position by position over 4 chained segments, divided by the largest output. "parallel apart" is the same of
-the parallel form, for the first segment only. Mamba needs mambapy; DeltaNet's and RWKV's parallel forms need
-transformers.
+the machine matters little. "apart" is the error of the bundle's outputs over 4 chained segments: the largest difference
+from the module in float64, which runs position by position, divided by the largest output. "parallel apart" is the
+error of the parallel form's outputs over the first segment. Mamba needs mambapy; DeltaNet's and RWKV's parallel forms
+need transformers.
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ with the fp32 bundle over chained segments, until the memory is full. Then all w
 has to be quiet only for the second command. A cell is written to --out as soon as it is measured.
 
 Each checkout exports the same random weights in fp32, int8 and int4. This checkout's bundles are opened in every way of
-`LOADS`. They are also compiled by `build --target native`, with keys and values in each precision of --native that the
-native step supports. Bundles of --before run in a process of that checkout, all other ways in this process. To see the
-effect of the separate process, name this checkout as --before. `torch_forms` and `plain_exports` describe the rivals.
-On a processor without bfloat16, openvino-bf16 runs only if --against names it.
+`LOADS`, and compiled by `build --target native`, with keys and values in each precision of --native that the native
+step supports. Bundles of --before run in a process of that checkout, all other ways in this process. To see the effect
+of the separate process, name this checkout as --before. `torch_forms` and `plain_exports` describe the rivals. On a
+processor without bfloat16, openvino-bf16 runs only if --against names it.
 
 "CPU" is the median over rounds of a step's processor time, of all threads together. "of fp32" is the median of the
 rounds' ratios to the fp32 bundle. With 2 threads, read the wall time: a thread that waits is busy, and so counts as

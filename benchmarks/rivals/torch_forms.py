@@ -56,7 +56,7 @@ def forms(names: tuple[str, ...], model: Model, threads: int, folder: Path) -> t
         names: some of `FORMS`.
         model: the bundle whose weights the forms get.
         threads: of each form.
-        folder: the folder for exported files; those of onnx-kv and OpenVINO that it holds are used again.
+        folder: the folder for exported files; existing files of onnx-kv and OpenVINO are used again.
 
     Raises:
         UsageError: a name is not one of `FORMS`.

@@ -5,7 +5,7 @@
 Each session reads a text of its own in requests of PART tokens, which only score the text (`echo` with `max_tokens` 0).
 The server writes a checkpoint every 0.1 s, and is killed at a random moment. After the restart, the server says how
 many tokens each session has seen, and the session's client continues from there. Every log-probability has to be the
-one that a server without kills gave for that token. These are problems, with which the exit code is 1:
+one that a server without kills gave for that token. The exit code is 1 if there is one of these problems:
 
 * a session that does not continue at the end of a segment of one of its requests, or that is ahead of its client by
   more than one request;

@@ -58,7 +58,7 @@ TINY = shape(2, 16, 2, 8, 32, 60)
 
 
 def random_state(values: dict[str, Any], seed: int = 0, deviation: float = 0.02) -> Weights:
-    """Draw weights by name from N(0, deviation), and set those of layer norms to 1; no speed depends on the values."""
+    """Draw weights by name from N(0, deviation), with layer norms' weights of 1; no speed depends on the values."""
     typed = msgspec.convert(values, TxlConfig)
     config = ModelConfig(**{name: getattr(typed, name) for name in ModelConfig.__struct_fields__})
     must, _ = canonical_shapes(config)

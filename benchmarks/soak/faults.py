@@ -6,7 +6,7 @@
 
 The script needs Linux and a C compiler. `tests/stand_ins/faulty_writing.py` defines the cases, and
 `tests/stand_ins/power_loss.py` the model of a disk that loses power. The tests run some of these cases, this script
-runs all. It prints the cases that went wrong; exit code 1 says that there are some.
+runs all. Cases that went wrong are printed, and then the exit code is 1.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ some tokens. The result of a reader has to be that of one of the two bundles, bi
 `BundleError`.
 
 If the writer rewrites files in place, wrong results are counted, but are no failure: engines map the weight file, and
-two changes within a tick of the clock leave the same times. Such a load is only compared if its weight file is still
-the one that it opened once its tokens have been fed.
+two changes within a tick of the clock leave the same times. A result is only compared if the weight file that the load
+opened has not been replaced or rewritten when the tokens have been fed.
 
 The script prints one line for each way and folder, and with --json one JSON document. Exit code 1 says that a result
 was of neither bundle although the writer renames files or folders.

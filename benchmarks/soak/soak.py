@@ -6,7 +6,7 @@
 
 A process without PyTorch does the steps; `soak_worker.py` has the kinds of steps and the measurements. This process
 replaces the bundle beside it, as `export --force` does. At some moments, the worker stores the state of its stream.
-Afterwards a fresh stream and the reference in float64 compute each stored state again. They do not need all steps,
+Afterwards a fresh stream and the reference in float64 compute each stored state again, from only the last steps,
 because a step depends only on the layers × (M + L) tokens before it. A second model, whose state never forgets, runs
 beside its module in PyTorch (`soak_own.py`). Exit code 1 says that an error grew, memory leaked, or a result was wrong.
 """

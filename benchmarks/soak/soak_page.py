@@ -36,7 +36,7 @@ Samples = Sequence[dict[str, Any]]
 
 
 def warm(samples: Samples) -> Samples:
-    """Return the samples of a run without those of the warm-up."""
+    """Return the samples of a run without the samples of the warm-up."""
     return samples[int(len(samples) * WARM) :]
 
 
