@@ -42,7 +42,7 @@ def _tell(kind: str, text: str) -> None:
 
 
 def pytest_configure() -> None:
-    """Wrap the functions by which a test receives a message: `pytest.raises`, listeners, and commands of both kinds."""
+    """Wrap the functions by which a test gets messages: `pytest.raises`, listeners, commands here and in processes."""
     from _pytest.raises import RaisesExc
     from txl_runtime.listener import Listener
 

@@ -212,7 +212,7 @@ def room(values: dict[str, Any], memory: int, length: int) -> Room:
     count += tables
     edges = [0, *values.get("cutoffs", ()), values["vocab_size"]]
     tails = [end - start for start, end in pairwise(edges)][1:]  # each tail is stored in the whole table and as a copy
-    kept = values["d_embed"] * sum(tail for tail in tails if tail % 2)  # weights of odd sizes cannot be shared
+    kept = values["d_embed"] * sum(tail for tail in tails if tail % 2)  # weights of odd sizes stay in each engine
     once = count + values["d_embed"] * sum(tails) - kept
     if values["d_head"] % 2 or distances % 2:
         kept, once = kept + tables, once - tables

@@ -39,7 +39,7 @@ from txl_runtime.bundle.encoding import file_sha256
 
 SOURCE = Path(__file__).parents[2] / "tests" / "fixtures" / "release_0_8" / "clusters"
 PAUSES = (0, 0.02, 0.3, 1.5)
-"""The largest number of seconds before a replacement: one of these, drawn each time. A load takes about 0.03 s."""
+"""Largest numbers of seconds before a replacement; one is drawn each time. A load takes some hundredths of a second."""
 
 
 def make_pair(folder: Path) -> tuple[Path, Path]:
