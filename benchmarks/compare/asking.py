@@ -1,4 +1,4 @@
-"""A process of another checkout that answers questions, so that two checkouts can be timed in turns."""
+"""Start a process that answers requests with the packages of a given checkout, so that two can be timed in turns."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Any
 from bit_equality import environment_of
 
 Ask = Callable[[dict[str, Any]], dict[str, float]]
-"""Sends a request and waits for its answer."""
+"""A function that sends one request to the process, waits for the answer and returns it, e.g. {"seconds": 0.2}."""
 
 
 @contextmanager
 def asked(command: Sequence[str], source: Path, title: str) -> Iterator[Ask]:
-    """Start a process that reads one request per line and answers each with one line, both JSON.
+    """Start a process that reads requests, one JSON document a line, and answers each with one line of JSON.
 
     Args:
-        command: the command that starts it; the process ends when its input ends.
-        source: the checkout whose packages it imports.
-        title: its name in the error if it ends early, as in "the process TITLE ended".
+        command: the command that starts the process; the process ends when its input ends.
+        source: the checkout whose packages the process imports.
+        title: the process's name in the error that is raised if it ends early: "the process TITLE ended …".
     """
     process = subprocess.Popen(
         command, env=environment_of(source), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

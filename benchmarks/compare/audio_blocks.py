@@ -1,11 +1,12 @@
-"""Play noise through `.nam` files of the trainer's sizes, with random weights: plain C, ONNX Runtime and eager PyTorch.
+"""Play noise through `.nam` files of the trainer's sizes in plain C, in ONNX Runtime and in eager PyTorch.
 
     python benchmarks/compare/audio_blocks.py [--only standard lstm] [--samples 1000000] [--rounds 15] [--work FOLDER]
 
-The first table compares the C with the module in float32 over all samples: the C takes them in blocks of 1 to 512
-samples, another number in each call. The second has µs of processor time of a block of 64 and of one sample, with one
-thread each, in turns, medians and quartiles; ONNX Runtime is called by Python's runtime. A block of 64 plays for
-1333 µs at 48 kHz. `--work` keeps bundles and packages, and what lies there is used again.
+The weights are random. The first table has the largest difference between the output of the C code and that of the
+PyTorch module, in float32, over all samples. The C code gets the samples in blocks of 1 to 512, a random number in
+each call. The second table has µs of processor time of a block of 64 samples and of one sample, as medians and
+quartiles. The three sides run in turns, each with one thread; the runtime in Python calls ONNX Runtime. A block of 64
+plays for 1333 µs at 48 kHz. `--work` keeps bundles and packages in a folder, and uses those that it finds there.
 """
 
 from __future__ import annotations
@@ -61,15 +62,13 @@ class Played:
         self.stream, self.states = self.model.stream(1), fresh_states(self.spec, 1)
 
     def eager(self, block: Floats) -> Floats:
-        """Run the module itself on a block [samples], e.g. [64], from the states that its last call left."""
+        """Run the PyTorch module on a block [1, samples], e.g. [1, 64], from the states that its last call left."""
         outputs, after = self.module({"input": torch.from_numpy(block)}, self.states)
         self.states = dict(after)
         return outputs["output"].numpy()
 
     def apart(self, samples: Floats) -> tuple[float, float]:
-        """Return the largest difference between C and the module over all samples, and the largest sample: (2e-6,
-        0.9).
-        """
+        """Return the largest difference between C and PyTorch over all samples, and PyTorch's largest: (2e-6, 0.9)."""
         wanted = np.concatenate([self.eager(part) for part in np.split(samples, range(8192, samples.size, 8192), 1)], 1)
         draws, place, results = np.random.default_rng(1), 0, np.empty(samples.shape, np.float32)
         while place < samples.size:
@@ -79,7 +78,7 @@ class Played:
         return float(np.abs(results - wanted).max()), float(np.abs(wanted).max())
 
     def costs(self, block: int, rounds: int, calls: int) -> dict[str, NDArray[np.float64]]:
-        """Return µs of processor time of a block by side and round, e.g. {"c": [12.1, 12.3]}."""
+        """Return µs of processor time of a block by side and round, e.g. {"plain C": [12.1, 12.3]}."""
         given = np.random.default_rng(2).uniform(-1, 1, (1, block)).astype(np.float32)
         sides: dict[str, Callable[[], object]] = {
             "plain C": self.plain.feeding(given, np.empty_like(given)),

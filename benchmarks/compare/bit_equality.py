@@ -4,17 +4,9 @@
     python benchmarks/compare/bit_equality.py record NEW --own --oracle FOLDER --demo demo/model.pt --snapshots OLD
     python benchmarks/compare/bit_equality.py compare OLD NEW
 
-`--oracle` records the Transformer-XLs of a folder, `--demo` that of `make demo`, `--own` the models of `own_cases.py`,
-whose steps are their own; what is not asked for is left out. `scenes.py` is what the streams of each are put through.
-
-It uses the public contract alone, the command line and what `txl_runtime` documents, so that one and the same file runs
-on either side; models with steps of their own are those of the checkout's samples and tests. Every engine gets one
-thread, because sums depend on how threads cut them. Durations are left out, and so is the manifest's provenance, which
-names sources and versions and is no part of the function. Record both sides on one machine: other processors have other
-kernels, which round differently.
-
-An engine that alone differs may be the compiler's doing: of 11 builds of one network by TensorRT-RTX 1.7, on a busy
-machine, one had 264 other bytes. Record that case again, with `--only`, before believing it.
+`--oracle` records the Transformer-XLs of a folder, `--demo` records the Transformer-XL of `make demo`, and `--own`
+records the models of `own_cases.py`, which are PyTorch modules with steps of their own. A kind that is not asked for is
+left out. `scenes.py` has the operations that are run on streams of each model.
 """
 
 from __future__ import annotations
@@ -40,29 +32,28 @@ from own_cases import ENGINES, OWN_CASES
 from scenes import Scenes
 
 FIGURES = "verification figures"
-"""The name in a difference for numbers that judge a bundle and are no part of it: those in report.json and `parity`."""
+"""The words with which `compare` reports numbers that judge a bundle: the numbers of report.json and of `parity`."""
 RELATIVE, ABSOLUTE = 1e-6, 1e-12
-"""Figures count as explained if they differ by at most this, relative and absolute: they were computed in another
-order.
-"""
+"""Two such numbers may differ by at most this, relative or absolute, because their sums may run in a new order."""
 EXPLAINED = {
     r"backends?(_notes)?\.": "what is said of backends that are not taken",
     r"(manifest\.)?joint ": "a field that bundles without it have as well",
     r"(commits|lengths|streams) \('absent'": "what inspect says since format 2",
     r"bytes ": "size of a bundle whose report.json holds other figures",
 }
-"""Places in the command line's documents that may differ, as regular expressions, with the reason."""
+"""Places of JSON documents at which two checkouts may differ: regular expressions of the places, and the reasons."""
 UNSTABLE = frozenset({"seconds", "provenance", "bundle"})
 """Keys of JSON documents whose values differ from run to run: durations, sources, and the bundle's path."""
 DOCUMENTS = ("manifest.json", "report.json", "engines/*/*.json")
-"""Files of a bundle that are compared as JSON, because they hold such keys or figures; others are compared by bytes."""
+"""Files of a bundle that are compared as JSON, since some of their values may differ; others are compared by bytes."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One export: a checkpoint below the oracle's folder (None for the demo), and the options of `export`.
+    """One export: a checkpoint's path in the folder of `--oracle` (None for `--demo`), and the options of `export`.
 
-    A checkpoint with a suffix or a folder is taken as it is; any other is a state dict with a config, from an .npz.
+    A `.pt` file or a folder with a config.json is exported as it is. A path without either names an .npz file with a
+    state dict, and a .json file with its config.
     """
 
     name: str
@@ -96,11 +87,11 @@ CASES = (
 
 
 def record(options: argparse.Namespace) -> int:
-    """Export every case with the packages of `--source`, run it, and write what came out to OUT/record.json."""
+    """Export every case with the packages of `--source`, run it, and write all results to OUT/record.json."""
     out, source = options.out.resolve(), options.source.resolve()
     for folder in ("bundles", "checkpoints", "results", "snapshots"):
         (out / folder).mkdir(parents=True, exist_ok=True)
-    (out / "record.json").unlink(missing_ok=True)  # left by an earlier run; this run may fail before it writes one
+    (out / "record.json").unlink(missing_ok=True)  # an earlier run's; this run may fail before it writes its own
     results: dict[str, Any] = {}
     side, only = _Side(source, out), options.only
     for case in CASES:
@@ -121,16 +112,16 @@ def record(options: argparse.Namespace) -> int:
 
 
 def environment_of(source: Path) -> dict[str, str]:
-    """Return the environment of a process that imports a checkout's packages, whatever is installed.
+    """Return the environment of a process that imports a checkout's packages before any installed ones.
 
-    This checkout comes last on the path: it has `benchmarks.shared` if the other checkout has no such package.
+    This checkout comes last on the path, for checkouts that lack the package `benchmarks.shared`.
     """
     roots = (source, source / "export", source / "runtime", Path(__file__).parents[2])
     return os.environ | {"PYTHONPATH": os.pathsep.join(str(root.resolve()) for root in roots)}
 
 
 def runtime_of(source: Path) -> Any:
-    """Import `txl_runtime`, and check that it is the checkout's own."""
+    """Import `txl_runtime`, check that its file lies in the checkout, and return the module."""
     import txl_runtime
 
     if not Path(txl_runtime.__file__).resolve().is_relative_to(source.resolve()):
@@ -140,13 +131,13 @@ def runtime_of(source: Path) -> Any:
 
 @dataclass(frozen=True)
 class _Side:
-    """A checkout, and the folder for its record; runs Python with the checkout's packages."""
+    """One of the two checkouts, with the folder for its record."""
 
     source: Path
     out: Path
 
     def python(self, *arguments: object) -> str:
-        """Run a Python process that sees no other checkout, and return its stdout."""
+        """Run a Python process that imports this checkout's packages, and return its stdout."""
         environment = environment_of(self.source) | {"OMP_NUM_THREADS": "1"}
         command = [sys.executable, *map(str, arguments)]
         done = subprocess.run(command, env=environment, cwd=self.out, capture_output=True, text=True, check=False)
@@ -160,7 +151,7 @@ class _Side:
 
 
 def _record_case(case: Case, options: argparse.Namespace, side: _Side) -> dict[str, Any]:
-    """Record a Transformer-XL: its export by the command line, then everything that is recorded of any bundle."""
+    """Export a Transformer-XL on the command line, and record its documents and all results of `_record_bundle`."""
     bundle = side.out / "bundles" / f"{case.name}.txl"
     tokens = side.out / "checkpoints" / "tokens.npy"
     np.save(tokens, np.arange(300) * 7 % 40)
@@ -178,7 +169,7 @@ def _record_bundle(name: str, targets: Sequence[str], options: argparse.Namespac
     bundle, documents = side.out / "bundles" / f"{name}.txl", {}
     for target in targets:
         documents[f"build {target.split()[0]}"] = side.cli("build", bundle, "--target", *target.split())
-    if next(bundle.glob("selftest.*"), None):  # bundles whose graphs were written by hand have no vectors
+    if next(bundle.glob("selftest.*"), None):  # bundles of graphs written by hand have no vectors for a self-test
         documents["selftest"] = side.cli("selftest", bundle, "--backend", "cpu", "--threads", 1)
     documents["inspect"] = side.cli("inspect", bundle)
     others = ["--snapshots", options.snapshots.resolve() / "snapshots"] if options.snapshots else []
@@ -191,7 +182,7 @@ def _record_bundle(name: str, targets: Sequence[str], options: argparse.Namespac
 
 
 def _checkpoint(case: Case, options: argparse.Namespace, out: Path) -> list[object]:
-    """Return the arguments of `export` that name the checkpoint."""
+    """Return the arguments of `export` that name a case's checkpoint, e.g. ["k01.pt", "--config", "k01.json"]."""
     if case.checkpoint is None:
         return [options.demo.resolve()]
     source = options.oracle.resolve() / case.checkpoint
@@ -208,7 +199,7 @@ def _checkpoint(case: Case, options: argparse.Namespace, out: Path) -> list[obje
 
 
 def _stable(document: Any, folder: str = "") -> Any:
-    """Return a JSON document without the values that differ from run to run, and without the record's path."""
+    """Return a JSON document without the values that differ from run to run; "OUT" replaces the record's folder."""
     if isinstance(document, dict):
         left_out = {key for key in document if key in UNSTABLE or any(Path(key).match(name) for name in DOCUMENTS)}
         return {key: _stable(value, folder) for key, value in document.items() if key not in left_out}
@@ -218,7 +209,7 @@ def _stable(document: Any, folder: str = "") -> Any:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run every operation of streams, with every update rule and both ways of loading; print hashes as JSON."""
+    """Run every operation of streams, for every update rule, with and without `lean`; print the hashes as JSON."""
     txl_runtime = runtime_of(options.source)
     manifest = json.loads((options.bundle / "manifest.json").read_text())
     arrays: dict[str, Any] = {}
@@ -241,7 +232,7 @@ def _hash(array: Any) -> str:
 
 
 def compare(options: argparse.Namespace) -> int:
-    """Print a table of what is equal and what differs; return exit code 1 if a difference is not explained."""
+    """Print every difference between two records and the number of equal items; return 1 for unexplained ones."""
     old, new = (json.loads((folder / "record.json").read_text()) for folder in (options.old, options.new))
     if old["conditions"] != new["conditions"]:
         print(f"The records were made under different conditions:\n  {old['conditions']}\n  {new['conditions']}\n")
@@ -267,7 +258,7 @@ def compare(options: argparse.Namespace) -> int:
 
 
 def _arrays(old: Mapping[str, str], new: Mapping[str, str], results: list[Path]) -> Iterator[tuple[str, str]]:
-    """Compare files and arrays by hash; for arrays that differ, also by their largest difference."""
+    """Compare files and arrays by hash; yield each name with "equal", or with the size of an array's difference."""
     for name in sorted(old.keys() | new.keys()):
         if old.get(name) == new.get(name):
             yield name, "equal"
@@ -290,9 +281,7 @@ def _arrays(old: Mapping[str, str], new: Mapping[str, str], results: list[Path])
 
 
 def _document(old: Any, new: Any, name: str) -> str:
-    """Compare JSON documents: list the places that differ, with the size of the difference for figures of
-    verification.
-    """
+    """Compare two JSON documents; return "equal", the places that differ, or the reasons that explain them."""
     results = list(_differences(_in_one_format(old), _in_one_format(new), "", name == "report.json"))
     if not results:
         return "equal"
@@ -309,7 +298,7 @@ def _document(old: Any, new: Any, name: str) -> str:
 
 
 def _in_one_format(document: Any) -> Any:
-    """Convert a manifest of any format, alone or inside a document, to the newest format, as the runtime does."""
+    """Convert a manifest, or every manifest inside a document, to the newest format, as the runtime does."""
     from txl_runtime.bundle.manifest import decode_manifest
 
     if not isinstance(document, dict):
@@ -321,9 +310,7 @@ def _in_one_format(document: Any) -> Any:
 
 
 def _differences(old: Any, new: Any, place: str, figures: bool) -> Iterator[tuple[str, float | None]]:
-    """Yield each place at which two documents differ, with the relative difference if the figure may differ, else
-    None.
-    """
+    """Yield each place at which two documents differ, and the relative difference; None if it may not differ there."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted(old.keys() | new.keys()):
             pair = (old.get(key, "absent"), new.get(key, "absent"))
@@ -341,7 +328,7 @@ def _differences(old: Any, new: Any, place: str, figures: bool) -> Iterator[tupl
 
 
 def main() -> int:
-    """Read the command line."""
+    """Read the command line; record, run or compare."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     commands = parser.add_subparsers(required=True)
     one = commands.add_parser("record", help="export and run every case")

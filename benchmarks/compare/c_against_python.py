@@ -1,14 +1,15 @@
-"""Time one bundle in C and in Python, in turns: start, memory, one position and 64, policies of 1 and 16 sequences.
+"""Time the runtime in C and the one in Python on the same bundles, in turns: their steps, their start, their memory.
 
     python benchmarks/compare/c_against_python.py [--rounds 12] [--seconds 0.2] [--installed PREFIX] [--out FOLDER]
 
-Both sides open the same bundle on the same library of ONNX Runtime with one thread, and run segments with all outputs,
-once their memory is full: `c_side.cpp` and `python_side.py`. One process per side works in turns with the other, and
-who goes first changes with every round. Processor time is counted, so that waiting for a core is not. Of a round the
-table takes both sides' figures and their ratio, and shows medians, with quartiles of the ratio. Start and memory are
-those of fresh processes up to the end of one step, the start of Python itself included.
+The bundles are Transformer-XLs with segments of 1 and of 64 positions, and GRU policies of 1 and 16 sequences. The
+sides are the processes `c_side.cpp` and `python_side.py`. Both open the same bundle on the same library of ONNX Runtime
+with one thread. They fill the memory first, and then run segments with all outputs. The two processes work in turns,
+and the side that begins changes with every round. The clock counts processor time, so waiting for a core costs nothing.
+The table has the medians of both sides over all rounds, and the median and quartiles of the rounds' ratios. Start and
+peak memory are measured in fresh processes up to the end of one step, with the start of Python itself.
 
-The library is built from this checkout, which takes a minute, unless --installed names where one was installed.
+The library for C is built from this checkout, which takes a minute, unless --installed names the folder of a built one.
 """
 
 from __future__ import annotations
@@ -48,11 +49,11 @@ class Case(NamedTuple):
 
 
 Figures = dict[str, dict[str, list[float]]]
-"""Measurements by row of the table and by side: one number per round."""
+"""Measurements by row of the table, side and round: {"GRU, B 1": {"C": [3.1, 3.2], "Python": [9.0, 9.1]}}."""
 
 
 def cases(folder: Path, quick: bool) -> list[Case]:
-    """Export the bundles into a folder, and return the cases to time."""
+    """Export the Transformer-XLs into a folder; return the cases to time: these, and the policies of this checkout."""
     sizes: Mapping[str, tuple[dict[str, Any], int]] = {
         "4 × 192": (shape(4, 192, 6, 32, 768, 256), 128),
         "12 × 512": (shape(12, 512, 8, 64, 2048, 204), 640),
@@ -71,7 +72,7 @@ def cases(folder: Path, quick: bool) -> list[Case]:
 
 
 def built(folder: Path, installed: Path | None) -> Path:
-    """Compile the C program, linked with the library, and return its path."""
+    """Compile `c_side.cpp` with the library, which is built first unless it is installed; return the program's path."""
     if installed is None:
         log("build the library")
         installed = folder / "installed"
@@ -104,19 +105,20 @@ def commands(program: Path, case: Case) -> dict[str, list[str]]:
 
 
 def turns(rounds: int, sides: tuple[str, ...] = ("C", "Python")) -> list[tuple[str, ...]]:
-    """Return the order in which the sides work in each round."""
+    """Return the order of the sides in each round, e.g. [("C", "Python"), ("Python", "C")] of 2 rounds."""
     return [sides[turn % len(sides) :] + sides[: turn % len(sides)] for turn in range(rounds)]
 
 
 def timed(starting: Mapping[str, list[str]], case: Case, rounds: int, seconds: float) -> dict[str, list[float]]:
-    """Return microseconds of one segment, by side and round; `starting` has each side's command."""
+    """Return µs of processor time of one segment by side and round; `starting` has the command of each side."""
     with ExitStack() as stack:
         ask: dict[str, Ask] = {
             side: stack.enter_context(asked(command, ROOT, side)) for side, command in starting.items()
         }
         memory = txl_runtime.load(case.bundle, backend="cpu").manifest.memory_length
         request = {"positions": case.positions, "calls": 1 + (memory or 0) // case.positions}
-        once = {side: each(request)["seconds"] / request["calls"] for side, each in ask.items()}  # memory is full now
+        # this first request fills the memory
+        once = {side: each(request)["seconds"] / request["calls"] for side, each in ask.items()}
         calls = {side: max(1, round(seconds / max(took, 1e-7))) for side, took in once.items()}
         results: dict[str, list[float]] = {side: [] for side in ask}
         for sides in turns(rounds, tuple(starting)):
@@ -127,7 +129,7 @@ def timed(starting: Mapping[str, list[str]], case: Case, rounds: int, seconds: f
 
 
 def started(program: Path, case: Case, rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Return milliseconds of processor time until a first step has ended, and peak memory in MB, by side and round."""
+    """Return ms of processor time until the first step has ended, and peak memory in MB, by side and round."""
     results: dict[str, dict[str, list[float]]] = {what: {"C": [], "Python": []} for what in ("ms", "MB")}
     for sides in turns(rounds):
         for side in sides:
@@ -139,7 +141,7 @@ def started(program: Path, case: Case, rounds: int) -> dict[str, dict[str, list[
 
 
 def table(title: str, figures: Figures) -> Table:
-    """Return a table of both sides' medians, and the median of the rounds' ratios with its quartiles."""
+    """Return a table with both sides' medians, and with the median and the quartiles of the rounds' ratios."""
     table = Table((title, "C", "Python", "Python / C (quartiles)"))
     for row, sides in figures.items():
         c, python = np.array(sides["C"]), np.array(sides["Python"])
@@ -148,7 +150,7 @@ def table(title: str, figures: Figures) -> Table:
 
 
 def main() -> int:
-    """Read the command line and measure."""
+    """Read the command line, measure every case, and print the tables."""
     option_parser = parser(__doc__, seconds=0.2, threads="not asked: both sides have one")
     option_parser.set_defaults(threads=1)
     option_parser.add_argument("--rounds", type=int, default=12, help="turns of each side (default 12)")

@@ -1,15 +1,15 @@
-"""Time what Python does around a step on the CPU, with an engine that does nothing: alone, or old and new.
+"""Time Python's part of a step on the CPU, with an engine that does nothing, in one checkout or in two.
 
     python benchmarks/compare/cpu_cost.py [../old-checkout] [--rounds 12] [--seconds 0.2] [--out FILE]
 
-A model is loaded as an application loads it. Then its engine is replaced by one whose calls return at once, so that
-what is left is what the runtime does for a step: the loop alone (`run`), and around it `run`, `step` and `feed` of a
-stream, one position each. A Transformer-XL's log-probabilities are made by calls of their own (a head beside the
-layers), which do nothing either. `host_cost.py` has the same of a device, and makes the bundles.
+The script loads a model as an application does, and replaces its engine by one whose calls return at once. The time
+that remains is the runtime's own: of the loop (`run`), and of `run`, `step` and `feed` of a stream around the loop, one
+position a call. A Transformer-XL computes its log-probabilities in separate calls (a head beside the layers), which
+return at once too. `host_cost.py` measures the same on a device, and makes the bundles.
 
-One process per side works in turns with the other, and who goes first changes with every round. Blocks of calls are
-timed by the thread's processor time; of each round the table takes the block below which a tenth of them lie. It has
-medians over rounds with their quartiles, and the same of the difference to the old side's round.
+Each checkout has a process of its own. The processes work in turns, and the one that begins changes with every round.
+The clock is the thread's processor time over blocks of calls. A round's figure is the 10 % quantile of its blocks. The
+table has medians and quartiles over the rounds, for each side, for the difference and for the ratio of new to old.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ MODELS = {
     "LSTM over features": ("own", "replace"),
     "GRU over tokens": ("words", "replace"),
 }
-"""The timed bundles, of one sequence each, that `host_cost.py` makes, and the update rules of their state."""
+"""The timed models by title: the name of a bundle that `host_cost.py` makes, of one sequence, and the update rule."""
 CALLS = ("Loop.run", "Stream.run", "Stream.step", "Stream.feed")
 
 Rounds = dict[str, dict[str, list[float]]]
-"""Nanoseconds by row, side and round."""
+"""Nanoseconds of one call by row of the table, side and round: {"Stream.run, GRU over tokens": {"old": [9100.0]}}."""
 
 
 class NoEngine:
-    """An engine whose calls do nothing; made from the engine that it replaces. See `txl_runtime.host.engine.Engine`."""
+    """An engine whose calls do nothing, in place of a `txl_runtime.host.engine.Engine`, which it is made from."""
 
     def __init__(self, engine: Any) -> None:
         self.description, self.least_rows = "an engine that does nothing", engine.least_rows
         self.calls = 0
 
     def bind(self, program: Any, inputs: Any, outputs: Any) -> Callable[[], None]:
-        """Return a call that only counts itself."""
+        """Return a function that counts its calls and does nothing else."""
 
         def call() -> None:
             self.calls += 1
@@ -65,7 +65,7 @@ class NoEngine:
         return ()
 
     def run(self, program: Any, inputs: Any) -> Any:
-        """Raise an error: no timed model leaves sizes open."""
+        """Raise an error: a loop calls this only for programs of open sizes, and no timed model has such a program."""
         raise NotImplementedError(f"{program.name} leaves sizes open, expected a program of fixed sizes")
 
     def release_pages(self) -> None:
@@ -80,7 +80,7 @@ def opened(runtime: Any, bundle: Path, update: str) -> Any:
 
 
 def works(model: Any) -> Mapping[str, Callable[[], object]]:
-    """Return the timed calls of a model by name; each can be repeated without end."""
+    """Return the timed functions of a model by name, e.g. "Stream.run"; each can be called without end."""
     draws, number = np.random.default_rng(0), itertools.count()
     (name, entry), *_ = ((e.name, e) for e in model.manifest.inputs if e.role in ("tokens", "feature"))
     if entry.role == "tokens":
@@ -102,14 +102,14 @@ def works(model: Any) -> Mapping[str, Callable[[], object]]:
 
 
 def rows() -> list[str]:
-    """Return the names of all rows of the table."""
+    """Return the names of all rows of the table, e.g. "Stream.run, GRU over tokens"."""
     return [
         f"{call}, {model}" for model in MODELS for call in CALLS if (call, model) != (CALLS[2], "LSTM over features")
     ]
 
 
 def measure(options: argparse.Namespace, files: Path) -> Rounds:
-    """Return nanoseconds of each timed call; the sides take turns."""
+    """Start one process for each side, and return the nanoseconds of each timed call; the sides take turns."""
     sources = {side: source for side, source in (("old", options.old), ("new", options.new)) if source}
     results: Rounds = {row: {side: [] for side in sources} for row in rows()}
     with ExitStack() as stack:
@@ -124,7 +124,7 @@ def measure(options: argparse.Namespace, files: Path) -> Rounds:
 
 
 def table(found: Rounds) -> Table:
-    """Return a table in microseconds, with the additional time of the new side."""
+    """Return a table in microseconds; of two sides, with the differences and the ratios of the new to the old."""
     sides = list(next(iter(found.values())))
     more = ("new - old", "new / old") if len(sides) == 2 else ()
     table = Table(("µs of processor time (quartiles), 1 thread", *sides, *more))
@@ -138,7 +138,7 @@ def table(found: Rounds) -> Table:
 
 
 def _answer(source: Path, files: Path) -> None:
-    """Answer requests on stdin with timings, using this process's packages."""
+    """Read requests from stdin, time the named call with the packages of this process, and print each result."""
     runtime, calls, engines = runtime_of(source), {}, {}
     for name, (bundle, update) in MODELS.items():
         model = opened(runtime, files / f"{bundle}.txl", update)

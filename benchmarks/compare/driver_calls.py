@@ -1,17 +1,18 @@
-"""Prove that a refactoring asks the same of a GPU: record what two checkouts call of CUDA's driver, then compare.
+"""Prove that a refactoring calls CUDA's driver as before: record the calls of two checkouts, then compare the records.
 
     python benchmarks/compare/driver_calls.py record OLD.json --source ../old-checkout --bundles FOLDER
     python benchmarks/compare/driver_calls.py record NEW.json --bundles FOLDER
     python benchmarks/compare/driver_calls.py compare OLD.json NEW.json
 
-The driver is the stand-in of the tests, and so no GPU is needed. Whatever can be done to a loop and to a stream is done
-to Transformer-XLs and to steps of every sort; a record has every call that comes of it, in order, with its sizes, and
-with what each operation gave. An address is said by what lies there, as in "states 1 + 512", which is 512 bytes into
-the second block that programs read states from. A block is known by its use: "inputs" and "results" of programs,
-"staged" and "arrived" on the host, "aside" where no program looks. What is given back stands last in its operation, in
-the order of the alphabet, since the interpreter decides when it comes to that.
+The driver is the stand-in of the tests, so no GPU is needed. The script runs every operation of a loop and of a stream
+on Transformer-XLs and on steps of every sort. A record has every driver call of each operation, in order, with its
+sizes, and a digest of the operation's result. An address is written as a block and an offset: "states 1 + 512" is 512
+bytes into the second block from which programs read states. A block is named by its use: "inputs" and "results" of
+programs, "staged" and "arrived" for host memory that copies read and write, "aside" for device memory that no program
+uses. Calls that release something stand last in their operation, in alphabetical order, since the interpreter decides
+when they happen.
 
-Both sides use the same bundles, which are made where FOLDER has none yet. The stand-in is the checkout's own.
+Both checkouts use the bundles of FOLDER; missing ones are made. The stand-in is that of each checkout.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "hidden": {"memory": "hidden"},
     "no memory": {"config": TINY | {"memory_length": 0}},
 }
-"""The exported models: changes to a small config, and options of `export`."""
+"""The exported Transformer-XLs by name: changes to the config of `small_config`, and options of `export`."""
 ROLLED_ALONE = ("hidden", "no memory")
 STEPS = ("recurrent", "growing", "counting", "together", "stateless")
 CASES = [
@@ -75,11 +76,11 @@ FAILURES: dict[str, Any] = {
     "cuMemcpy": 719,
     "cuMemset": 719,
 }
-"""Functions of the driver that are made to fail, by the start of their name, and the status or error that results."""
+"""Functions of the driver that are made to fail, by the start of their name: the status to return, or the error."""
 GIVE_BACK = ("cuMemFree", "cuEventDestroy", "cuGraphExecDestroy", "cuStreamDestroy")
-"""Functions of the driver that release something whose owner is gone, by the start of their name."""
+"""Functions of the driver that release memory or a handle, by the start of their name."""
 Record = dict[str, list[tuple[str, list[str]]]]
-"""For each case, every operation with the driver calls that it made."""
+"""The operations of each case, in order: title, and the driver calls that the operation made, one line each."""
 
 
 def main() -> int:
@@ -121,9 +122,9 @@ def main() -> int:
 
 
 def compare(old: Record, new: Record, look: Callable[[Sequence[str]], list[str]] = list) -> int:
-    """Print each difference once, with the operations that have it; return 1 if there is any.
+    """Print each difference once, with the number of operations that have it and the first of these; return 1 for any.
 
-    `look` is applied to the calls first, to ignore differences in their order.
+    `look` changes the calls of both sides before they are compared, e.g. `without_lost_marks`.
     """
     results: dict[str, list[str]] = {}
     operations = calls = 0
@@ -143,9 +144,9 @@ def compare(old: Record, new: Record, look: Callable[[Sequence[str]], list[str]]
 
 
 def record(bundles: Path, cases: Sequence[tuple[str, str]]) -> Record:
-    """Return the operations of each case with their calls of the driver."""
+    """Run all sequences of operations of `WAYS` on each case, and return the operations with their driver calls."""
     results: Record = {}
-    gc.disable()  # so that memory is released when its last reference goes, not at the collector's next run
+    gc.disable()  # memory is released when its last reference goes, and not at the collector's next run
     for name, rule in cases:
         path = bundle(bundles, name)
         for title, steps in WAYS.items():
@@ -156,7 +157,7 @@ def record(bundles: Path, cases: Sequence[tuple[str, str]]) -> Record:
 
 
 def bundle(folder: Path, name: str) -> Path:
-    """Return the bundle of this name; make it if it does not exist."""
+    """Return the path of the bundle with this name in a folder; make the bundle if it does not exist."""
     path = folder / f"{name.replace(' ', '-')}.txl"
     if path.exists():
         return path
@@ -176,7 +177,7 @@ def bundle(folder: Path, name: str) -> Path:
 
 
 def together() -> Any:
-    """Make a bundle whose sequences run in lockstep with counted positions, and whose states have many shapes."""
+    """Make a bundle whose sequences run in lockstep with an input `valid`, and whose states have four shapes."""
     from step_models import Graph, StepModel
     from txl_runtime.bundle.tables import Input, Output, StateTensor
 
@@ -225,7 +226,7 @@ def together() -> Any:
 
 
 def stateless() -> Any:
-    """Make a bundle of a step without state."""
+    """Make a bundle whose step has no state."""
     from step_models import Graph, StepModel
     from txl_runtime.bundle.tables import Input, Output
 
@@ -244,15 +245,15 @@ def stateless() -> Any:
     return model
 
 
-# --- what is done -------------------------------------------------------------------------------------------------
+# --- operations on a model ----------------------------------------------------------------------------------------
 
 
 class Play:
-    """A model on a stand-in device, and the operations that are tried on it.
+    """A model on a stand-in device, which records the driver calls of each operation that is run on the model.
 
     Args:
-        path: the bundle.
-        rule: the update rule of its programs.
+        path: the bundle's path.
+        rule: the update rule of the programs to run.
     """
 
     model: Model
@@ -264,10 +265,14 @@ class Play:
         self._operations: list[tuple[str, list[Line]]] = []
 
     def play(self, steps: Callable[[Play], None]) -> list[tuple[str, list[str]]]:
-        """Run all operations, then release the model; return the calls of each operation."""
+        """Run a sequence of operations, release the model, and return the driver calls of each operation.
+
+        Args:
+            steps: a function of `WAYS`, which opens the model and runs the operations.
+        """
         try:
             steps(self)
-        except Exception as error:  # the operation was not possible, because an earlier one had failed
+        except Exception as error:  # an operation used the result of an earlier operation, which had failed
             self._operations.append(("the end, before everything was done", [[repr(error)]]))
         del self.model
         self.do("all is given back", lambda: gc.collect() and None)
@@ -275,7 +280,7 @@ class Play:
         return [*done, ("what a GPU would do wrong", self.notes.driver.violations)]
 
     def open(self, **options: Any) -> None:
-        """Open the model on a driver."""
+        """Open the model on the stand-in driver; `options` are passed to `open_stand_in`."""
         from stand_ins.engine import open_stand_in
         from txl_runtime import Model
         from txl_runtime.bundle.reading import open_bundle
@@ -289,7 +294,7 @@ class Play:
         self.notes.know(self.model)
 
     def do(self, title: str, work: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """Run one operation, record its calls, and return its result."""
+        """Run one operation, record its driver calls, and return its result; None if it raised an error."""
         self._said[title] += 1
         inputs: Any = None
         try:
@@ -302,15 +307,16 @@ class Play:
         return inputs
 
     def loop(self) -> Any:
-        """Return a new loop of the model."""
+        """Open a loop of the model as a recorded operation, and return the loop."""
         return self.do("a loop is opened", self.model.open_loop)
 
-    # --- segments ---
+    # --- lengths, inputs and segments ---
 
     @property
     def lengths(self) -> list[int]:
-        """Return segment lengths to try: those of the programs and, if any length is allowed, one less than the
-        longest, and 1.
+        """Return the segment lengths to try, longest first, e.g. [4, 3, 1].
+
+        The list has the lengths of the programs and, if a model runs any length, also 1 and one less than the longest.
         """
         known = self.model.manifest.segment_lengths
         more = {known[0] - 1, 1} - {0} if self.model.manifest.lengths == "valid" else set[int]()
@@ -318,15 +324,15 @@ class Play:
 
     @property
     def wants(self) -> tuple[Want, ...]:
-        """Return the kinds of results that a caller may ask for."""
+        """Return the kinds of results that a caller may ask of the model, e.g. ("rows",)."""
         return ("rows",) if self.model.manifest.logprobs is None else ("rows", "last", "next", "nll")
 
     def length(self) -> int:
-        """Draw one of the lengths."""
+        """Draw one of the segment lengths."""
         return int(self.draws.choice(self.lengths))
 
     def inputs(self, b: int, length: int) -> dict[str, Any]:
-        """Draw arrays by input name."""
+        """Draw random arrays for a segment of b sequences, by input name."""
         results: dict[str, Any] = {}
         for entry in self.model.manifest.inputs:
             sizes = entry.sizes(b, length)
@@ -337,9 +343,10 @@ class Play:
         return results
 
     def counts(self, b: int, length: int) -> Ids:
-        """Draw the number of positions that count in each sequence, as the model allows; not 0 in all of them.
+        """Draw for each sequence the number of positions that count, int32 [b], e.g. [4, 0, 3] of b = 3, length 4.
 
-        For example, [5, 0, 3].
+        At least one of them is not 0. Models in lockstep get `length` throughout, and models of exact lengths get 0 or
+        `length`.
         """
         manifest = self.model.manifest
         if manifest.streams == "lockstep":
@@ -352,7 +359,7 @@ class Play:
     def run(
         self, loop: Any, b: int = B, length: int = 0, want: Want = "rows", counts: Any = None, commit: bool = True
     ) -> Any:
-        """Put a segment into the device's queue."""
+        """Put a segment with random inputs into the device's queue, and return its result, which is not read yet."""
         length = length or self.lengths[0]
         inputs = self.inputs(b, length)
         if want == "nll":
@@ -363,11 +370,11 @@ class Play:
         return loop.run(inputs, counts, want, commit)
 
     def unread(self, loop: Any) -> None:
-        """Run a segment whose result is never read."""
+        """Run a segment with random inputs, and do not read its result."""
         self.run(loop)
 
     def read(self, result: Any, want: Want = "rows") -> Any:
-        """Read the wanted results; for rows, read all outputs too."""
+        """Read a segment's result of the kind `want`; for "rows", read all outputs too."""
         if self.model.manifest.logprobs is None:
             return result.outputs()
         if want == "next":
@@ -376,12 +383,12 @@ class Play:
         return (found, result.outputs()) if want == "rows" else found
 
     def segment(self, loop: Any, b: int = B, length: int = 0, want: Want = "rows", **more: Any) -> Any:
-        """Run a segment and read its result."""
+        """Run a segment with random inputs, and read its result."""
         return self.read(self.run(loop, b, length, want, **more), want)
 
 
 def loops(play: Play) -> None:
-    """Try every operation of a loop."""
+    """Run every operation of a loop: segments, moves of states and sequences, and results that are read late."""
     play.open()
     loop = play.loop()
     for want in play.wants:
@@ -395,9 +402,7 @@ def loops(play: Play) -> None:
 
 
 def states_moved(play: Play, loop: Any) -> None:
-    """Take states of one sequence after some segments, and put them where other sequences have come equally far or
-    not.
-    """
+    """Take sequence 1's state after each of five segments; put some into sequence 0 when all others have no memory."""
     every, kept = np.arange(B), []
     play.do("all begin anew", loop.clear, every)
     for _ in range(5):
@@ -410,9 +415,9 @@ def states_moved(play: Play, loop: Any) -> None:
 
 
 def segments_of_every_sort(play: Play, loop: Any) -> None:
-    """Run segments of fewer sequences, with idle ones, without commit, and often around a ring."""
+    """Run segments of fewer sequences, with idle sequences, without commit, and 24 more, which go around a ring."""
     for b in (2, 1, B):
-        if "fill" in play.model.manifest.counters:  # with memory rows, a sequence that was dropped has to be idle
+        if "fill" in play.model.manifest.counters:  # a model with memory rows must drop the sequences that do not run
             play.do(f"{b} sequences remain", loop.reorder, np.arange(b))
         for want in play.wants:
             length = play.length()
@@ -426,7 +431,7 @@ def segments_of_every_sort(play: Play, loop: Any) -> None:
 
 
 def sequences_moved(play: Play, loop: Any) -> None:
-    """Clear, read, reorder and limit sequences."""
+    """Clear sequences, read their states, reorder them, and limit their memory rows."""
     lockstep = play.model.manifest.streams == "lockstep"
     for rows in ([], [1], [0, 2], [0, 1, 2], [2, 2]):
         if not lockstep or len(rows) in (0, B):
@@ -448,7 +453,7 @@ def sequences_moved(play: Play, loop: Any) -> None:
 
 
 def results_left(play: Play, loop: Any) -> None:
-    """Read results late, twice or never."""
+    """Read results of segments after later work, twice, or never."""
     for _ in range(3):
         play.do("a segment that nobody reads", play.unread, loop)
     want = play.wants[-1]
@@ -461,7 +466,7 @@ def results_left(play: Play, loop: Any) -> None:
 
 
 def singly(play: Play) -> None:
-    """Run segments with engines that cannot be recorded."""
+    """Run segments with engines whose work cannot be recorded into a graph."""
     play.open(recordable=False)
     loop = play.loop()
     for number in range(6):
@@ -471,18 +476,19 @@ def singly(play: Play) -> None:
 
 
 def failures(play: Play) -> None:
-    """Let each function of the driver fail once, and continue after that."""
+    """Let each function of `FAILURES` fail once during each operation of a loop, and run a segment after that."""
     play.open()
     driver, every = play.notes.driver, np.arange(B)
     loop = play.loop()
     driver.tell("cuStreamEndCapture", 900, times=6, done=True)
     for _ in range(10):
         play.do("a segment whose record fails", play.segment, loop)
-        if play.model.update == "replace":  # if states grow, no program would run twice
+        if play.model.update == "replace":  # a growing state would need a new program for each segment
             play.do("it begins anew", loop.clear, every)
     driver.forgive()
     for name, outcome in FAILURES.items():
-        # Nobody waits for the work of a loop that could not be opened, which the stand-in would complain of.
+        # A loop that fails to open after it has queued work leaves work that nobody waits for, a fault to the stand-in.
+        # These functions fail before a new loop queues work.
         if name in ("cuMemAlloc", "cuMemHostAlloc", "cuCtxPush"):
             fail(play, name, outcome, loop, "a loop is opened", play.model.open_loop)
         fail(play, name, outcome, loop, "a segment", play.segment, loop)
@@ -495,7 +501,17 @@ def failures(play: Play) -> None:
 
 
 def fail(play: Play, name: str, outcome: Any, loop: Any, title: str, work: Callable[..., Any], *arguments: Any) -> None:
-    """Let a function of the driver fail during an operation, and continue."""
+    """Let one function of the driver fail during an operation, and run a segment after that.
+
+    Args:
+        play: the model.
+        name: the start of the function's name.
+        outcome: the status that the function returns, or the error that it raises.
+        loop: the loop of the segment that follows.
+        title: the title of the operation.
+        work: the operation.
+        arguments: the arguments of `work`.
+    """
     play.notes.driver.tell(name, outcome)
     play.do(f"{title}, {name} fails", work, *arguments)
     play.notes.driver.forgive()
@@ -503,7 +519,7 @@ def fail(play: Play, name: str, outcome: Any, loop: Any, title: str, work: Calla
 
 
 def large(play: Play) -> None:
-    """Read results that are larger than the staging buffers, so that they arrive in pieces."""
+    """Read results that are larger than the staging buffers, and therefore arrive in pieces."""
     from txl_runtime.device import staging
 
     module: Any = staging
@@ -520,7 +536,7 @@ def large(play: Play) -> None:
 
 
 def streams(play: Play) -> None:
-    """Try every operation of a stream."""
+    """Run every operation of a stream, with different numbers of sequences."""
     play.open()
     manifest, length = play.model.manifest, play.lengths[0]
     lockstep = manifest.streams == "lockstep"
@@ -554,7 +570,7 @@ def streams(play: Play) -> None:
 
 
 def idle(play: Play) -> None:
-    """Run segments in which no position counts, between others."""
+    """Run segments in which no position counts between segments in which all count."""
     play.open()
     loop = play.loop()
     for _ in range(2):
@@ -565,7 +581,7 @@ def idle(play: Play) -> None:
 
 
 def finite(play: Play) -> None:
-    """Run segments with the check that all values are finite."""
+    """Run segments with `require_finite`, which checks that all values are finite."""
     play.open()
     stream = play.do("a stream is opened", play.model.stream)
     for _ in range(4):
@@ -582,11 +598,11 @@ WAYS: dict[str, Callable[[Play], None]] = {
     "idle": idle,
     "finite": finite,
 }
-"""The sequences of operations; each runs in a process of its own."""
+"""The sequences of operations by title; each is run on a newly opened model."""
 
 
 def given_back_last(lines: Sequence[str]) -> list[str]:
-    """Return the calls with all releases moved to the end, without the context changes around them."""
+    """Return an operation's calls with all releases sorted at the end, without the context changes around them."""
     kept: list[str] = []
     moved: list[str] = []
     rest = iter(lines)
@@ -595,7 +611,7 @@ def given_back_last(lines: Sequence[str]) -> list[str]:
             kept.append(line)
             continue
         moved.append(line)
-        _, before = kept.pop(), kept.pop()  # another mode of captures, and before that the way there
+        _, before = kept.pop(), kept.pop()  # the change of the capture mode, and the call before that change
         next(rest)
         if before.startswith("cuCtxPush"):
             kept.pop()
@@ -604,7 +620,7 @@ def given_back_last(lines: Sequence[str]) -> list[str]:
 
 
 def without_lost_marks(lines: Sequence[str]) -> list[str]:
-    """Return the calls without records of an event that is recorded again before anybody waits for it."""
+    """Return the calls without each record of an event that is recorded again before anybody waits for the event."""
     kept: list[str] = []
     later: set[str] = set()
     for line in reversed(lines):
@@ -621,7 +637,7 @@ def without_lost_marks(lines: Sequence[str]) -> list[str]:
 
 
 def digest(given: Any) -> str:
-    """Return 16 hexadecimal digits of a result of any type: equal for equal bits alone."""
+    """Return 16 hexadecimal digits of a hash of a result of any type; equal results have equal digits."""
     digest = hashlib.sha256()
     for piece in _pieces(given):
         digest.update(piece)

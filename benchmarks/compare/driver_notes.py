@@ -1,6 +1,4 @@
-"""Writes calls of the stand-in for CUDA's driver as text; each address becomes the name of the block that lies
-there.
-"""
+"""Record the calls of the stand-in for CUDA's driver as text, with a block's name in place of each address."""
 
 from __future__ import annotations
 
@@ -17,13 +15,13 @@ MADE = {
     "cuStreamEndCapture": "graph",
     "cuGraphInstantiateWithFlags": "record",
 }
-"""Functions that create an object with a handle, and the object's name in the text."""
+"""Functions of the driver that create an object with a handle: the object's name in the text."""
 Line = list[Any]
-"""A call in pieces: texts, and places in memory, which get names when the use of every block is known."""
+"""A call in pieces: texts, and places (block, offset), which `Notes.told` names when every block's use is known."""
 
 
 class Notes:
-    """Records calls of a stand-in for the driver.
+    """The recorded calls of a stand-in for the driver.
 
     Attributes:
         driver: the stand-in.
@@ -35,7 +33,7 @@ class Notes:
         notes = self
 
         class Noting(FakeDriver):
-            """Notes each call in its order."""
+            """The stand-in, which notes each call in order."""
 
             def call(self, name: str, work: Callable[..., None], arguments: list[Any]) -> int:
                 status = super().call(name, work, arguments)
@@ -53,7 +51,7 @@ class Notes:
                 return super().here(what, made_in)
 
         self.lines: list[Line] = []
-        self._blocks: list[Any] = []  # in the order in which they were made
+        self._blocks: list[Any] = []  # blocks of memory, in the order of their allocation
         self._uses: dict[Any, str] = {}
         self._things: dict[int, str] = {}
         self._numbers = Counter[str]()
@@ -62,7 +60,7 @@ class Notes:
         self.driver = Noting()
 
     def know(self, model: Model) -> None:
-        """Learn from programs the use of their tensors."""
+        """Learn from a model's programs which tensors are states, inputs and results."""
         backend: Any = model.backend
         self._programs = {name: item.program for name, item in backend.executables.items()}
         self._states = {
@@ -70,12 +68,12 @@ class Notes:
         }
 
     def taken(self) -> list[Line]:
-        """Return the calls since this method was last called."""
+        """Return the calls that were made since this method was last called."""
         result, self.lines = self.lines, []
         return result
 
     def told(self, lines: Sequence[Line]) -> list[str]:
-        """Return the calls as text."""
+        """Return calls as text, one line each; blocks are named by use and number, e.g. "states 1 + 512"."""
         names, numbers = {}, Counter[str]()
         for block in self._blocks:
             use = self._uses.get(block, "aside" if block.kind == "device" else "unused")
@@ -86,13 +84,13 @@ class Notes:
         ]
 
     def called(self, use: str, address: int) -> None:
-        """Name the use of a block, in one word; the first name stays."""
+        """Store the use, e.g. "inputs", of the block that contains an address, if the block has none yet."""
         result = self._around(address)
         if result is not None:
             self._uses.setdefault(result, use)
 
     def launched(self, name: str, reads: Any, writes: Any) -> None:
-        """Note an engine's run."""
+        """Note a run of an engine, with the name, size and place of each tensor that it reads and writes."""
         program = self._programs[name.removeprefix("run ")]
         line: Line = [name]
         for specs, ranges, use in ((program.inputs, reads, "inputs"), (program.outputs, writes, "results")):
@@ -102,7 +100,7 @@ class Notes:
         self.lines.append(line)
 
     def note(self, name: str, arguments: Sequence[Any], status: int) -> None:
-        """Note a call."""
+        """Note a call of the driver, with its arguments and, if it failed, its status."""
         if name == "cuMemcpy2DAsync_v2":
             line = self._rows(*arguments)
         else:
@@ -112,7 +110,7 @@ class Notes:
         self.lines.append([*line, ")", f" fails with {status}" if status else ""])
 
     def _rows(self, inputs: Any, stream: int) -> Line:
-        """Return the text of a copy of several rows; the fields are CUDA's."""
+        """Return the pieces of a copy of several rows, which CUDA describes in a struct."""
         from stand_ins.driver_statuses import HOST, MemoryCopy
 
         asked = MemoryCopy.from_buffer_copy(inputs._obj)
@@ -124,7 +122,7 @@ class Notes:
         return [*line, f"{asked.width} wide, {asked.height} rows, ", self._things[stream]]
 
     def _text_of(self, name: str, index: int, value: Any, status: int) -> Any:
-        """Return an argument as text or as a place."""
+        """Return an argument of a call as text or as a place (block, offset)."""
         result = None if status else getattr(getattr(value, "_obj", None), "value", None)
         if result and name in MADE:
             self._things[result] = f"{MADE[name]} {self._numbers[name]}"
@@ -137,13 +135,13 @@ class Notes:
             return "…"
         if value in self._things:
             return self._things[value]
-        if value > 2**20 and not name.startswith("cuCtx"):  # larger than any size here, and smaller than any address
+        if value > 2**20 and not name.startswith("cuCtx"):  # an address: all sizes here are smaller than 2**20
             use = "arrived" if index == 0 else "staged"
             return self._copied(use, value) if name.startswith("cuMemcpy") else self._place(value)
         return str(value)
 
     def _copied(self, use: str, address: int) -> Any:
-        """Return a place that a copy reads or writes; this reveals the use of the host's page-locked memory."""
+        """Return the place that a copy reads or writes; page-locked memory of the host gets the use of the copy."""
         result = self._around(address)
         if result is not None and result.kind == "pinned":
             self._uses.setdefault(result, use)
@@ -154,8 +152,6 @@ class Notes:
         return "host" if result is None else (result, address - result.address)
 
     def _around(self, address: int) -> Any:
-        """Return the block that contains an address, or that ends there: a tensor without values may lie after the last
-        one.
-        """
+        """Return the block that contains an address, or that ends there, as for a tensor without values at its end."""
         memory = self.driver.memory
         return memory.around(address) or memory.around(address - 1)

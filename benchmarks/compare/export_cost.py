@@ -1,11 +1,12 @@
-"""Measures the export of a small model of one's own: processor seconds, old and new in turns.
+"""Measure the processor seconds that exports of small own modules take, in one checkout or in two, in turns.
 
     python benchmarks/compare/export_cost.py [../old-checkout] [--rounds 3] [--only gru …] [--out FILE]
 
-Each export runs in a process of its own, with the packages of one checkout, and is counted with the processes that it
-starts. Its seconds are split by what the export says it is doing: `import` until it is called, `look` until the first
-graph is captured, `capture` until all are written, `prove` from the vectors of the self-test to the end. Who goes first
-changes with every round; the table has the least of the rounds, which other work on the machine disturbs least.
+Each export runs in a process of its own with the packages of one checkout. The processes that the export starts are
+counted too. The seconds are split by the stages that the export reports: `import` ends when `export` is called,
+`look` ends when the first graph is captured, `capture` ends when all graphs are written, and `prove` goes from the
+vectors of the self-test to the end. The side that begins changes with every round. The table has each side's cheapest
+round, which other work on the machine disturbed least.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from benchmarks.shared.tables import Table
 
 PARTS = ("import", "look", "capture", "prove")
 _BEGINS = {"capture and check": "capture", "compute self-test vectors": "prove"}
-"""The part of the table to which a stage of the export belongs, by the stage's first words."""
+"""The first words of a stage that the export reports, and the part of the table that begins with that stage."""
 
 
 def spent() -> float:
-    """Return processor seconds of this process and of its child processes that have ended."""
+    """Return the processor seconds so far of this process and of its child processes that have ended."""
     return time.process_time() + sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
 
 
@@ -62,7 +63,7 @@ def _convolutions() -> Any:
     from txl_export import InputSpec, OutputSpec, StateSpec, StepSpec
 
     class Causal(nn.Module):
-        """Causal convolutions over frames of a spectrum, which keep their last frames, around a GRU over time."""
+        """Causal convolutions over frames of a spectrum around a GRU over time; their last frames are states."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -95,7 +96,7 @@ def _compressive() -> Any:
     layers, width, heads, rows, old_rows, words = 2, 32, 4, 8, 4, 50
 
     class Compressive(nn.Module):
-        """A memory whose leaving rows are compressed, two into one, into a second memory; both begin without rows."""
+        """Two memories that begin without rows; two rows that leave the first become one row of the second."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -132,11 +133,11 @@ MODELS: dict[str, Callable[[], Any]] = {
     "convolutions": _convolutions,
     "compressive": _compressive,
 }
-"""The exported models: policies of one layer, causal convolutions with caches, a growing and a compressed memory."""
+"""The exported models by name: two policies of one layer, convolutions with caches, a memory with a compressed one."""
 
 
 def work(name: str, batch_size: int) -> dict[str, float]:
-    """Export a model, and return the seconds of each part."""
+    """Export a model in this process, and return the processor seconds of each part."""
     import torch
     import txl_export
     from txl_runtime.listener import Listener
@@ -159,7 +160,7 @@ def work(name: str, batch_size: int) -> dict[str, float]:
 
 
 def measured(source: Path, name: str, batch_size: int) -> dict[str, float]:
-    """Export a model in a process with a checkout's packages, and return the seconds of each part."""
+    """Export a model in a new process with a checkout's packages, and return the processor seconds of each part."""
     python = source / ".venv/bin/python"
     command = [str(python if python.is_file() else sys.executable), __file__, "--work", name, "-b", str(batch_size)]
     environment = environment_of(source) | {"OMP_NUM_THREADS": "1"}
@@ -174,7 +175,7 @@ def measured(source: Path, name: str, batch_size: int) -> dict[str, float]:
 def compared(
     sources: Sequence[Path], names: Sequence[str], rounds: int, batch_size: int
 ) -> dict[str, list[dict[str, float]]]:
-    """Return the parts of the cheapest export, by model and side."""
+    """Export every model with every checkout in each round; return the parts of the cheapest, by model and side."""
     runs: dict[tuple[str, int], list[dict[str, float]]] = {}
     for number in range(rounds):
         for name in names:

@@ -1,21 +1,21 @@
-"""Time what Python does around a step on a device, with a driver and engines that do nothing: alone, or old and new.
+"""Time the host's part of a step on a device, with a driver and engines that do nothing, in one checkout or in two.
 
     python benchmarks/compare/host_cost.py [../old-checkout] [--rounds 12] [--seconds 0.3] [--out FOLDER]
 
-Every call of the driver returns at once and every engine's launch is empty, so all that is left is what the host does
-for a step. The results are zeros. Every work is done in both ways that the loop has: "recorded", where a step is one
-launch of a graph, as with TensorRT and TensorRT-RTX, and "singly", where the copies to the device, the engine and the
-copies back are put in one by one, as with ONNX Runtime and RTX engines that record themselves. What these libraries do
-in their own call is not in it. A driver is a library in C, called as the real one is, or a module in Python whose
-functions do nothing, which is less work than any call into a library. A checkout that calls CUDA through NVIDIA's
-Python bindings (before the driver was called directly) can only have the latter, so both are shown: "Python" compares
-like with like, "C" is nearer to what a GPU's host pays.
+Every call of the driver returns at once and every launch of an engine is empty, so the time that remains is the host's.
+The results are zeros. Each kind of work is timed in both ways of the loop. "Recorded" makes a step one launch of a
+graph, as with TensorRT and TensorRT-RTX. "Singly" queues the copies to the device, the engine and the copies back one
+by one, as with ONNX Runtime and with RTX engines that record themselves. The time inside these libraries is not
+measured. The driver is either a library in C, called as the real one is, or a Python module whose functions do nothing,
+which is less work than a call into a library. A checkout that still calls CUDA through NVIDIA's Python bindings can
+only use the Python module. So both are shown: "Python" compares equal drivers, and "C" is nearer to the cost on the
+host of a real GPU.
 
-One process per side works in turns with the others, and who goes first changes with every round. One thread calls, and
-its processor time is counted, so that waiting for a processor is not; blocks of calls are timed, since the clock takes
-time too. Of each round the table takes the block below which a tenth of them lie: work of others slows blocks down for
-a while even by this clock, where processors share a core or a cache. It has medians over rounds with their quartiles,
-the same of the ratio to the old side's round, the median block of the last side, and calls of the driver.
+Each side has a process of its own. The processes work in turns, and the one that begins changes with every round. One
+thread calls, and the clock is its processor time, so waiting for a processor costs nothing. Blocks of calls are timed,
+since the clock takes time too. A round's figure is the 10 % quantile of its blocks, because other programs slow some
+blocks down where processors share a core or a cache. The table has medians and quartiles over the rounds, of each side
+and of its ratio to the old side. It also has the median block of the last side, and the number of driver calls.
 """
 
 # ruff: noqa: N802, N815 - names are CUDA's
@@ -47,11 +47,11 @@ from numpy.typing import NDArray
 from benchmarks.shared.idle import Idle
 
 OLD, NEW = ("old Python",), ("new Python", "new C")
-"""Sides: a checkout, and the language in which its driver calls are made."""
+"""The sides of the old and of the new checkout: the checkout's name, and the language of the driver that it calls."""
 WAYS = {"recorded": True, "singly": False}
-"""Ways to submit work: True if engines say that theirs can be recorded."""
+"""Ways to submit work to a device: True if the engines say that their work can be recorded into a graph."""
 BUNDLES = {"one": 1, "eight": 8}
-"""Transformer-XLs by their batch size."""
+"""The Transformer-XLs to export: name of the bundle, and its batch size."""
 WORKS = {
     "decode, 1 sequence, ring": ("one", "ring"),
     "decode, 1 sequence, rolled": ("one", "rolled"),
@@ -63,7 +63,7 @@ WORKS = {
     "score of 64, 8 sequences, ring": ("eight", "ring"),
     "run of an own step, 1 sequence": ("own", "replace"),
 }
-"""The timed kinds of work: a bundle, and its update rule."""
+"""The timed kinds of work by title: the name of the bundle, and the update rule."""
 VOCABULARY, LENGTH, MEMORY = 64, 64, 128
 WARM_UP_CALLS, BLOCK = 8, 25
 
@@ -140,7 +140,7 @@ def main() -> int:
 
 
 def export_bundles(files: Path) -> None:
-    """Export the bundles; their models are so small that only Python takes time."""
+    """Export the bundles into a folder; their models are so small that their own computation takes no time."""
     import torch
     from torch import nn
     from txl_export import InputSpec, OutputSpec, StateSpec, StepSpec, export
@@ -180,7 +180,7 @@ def export_bundles(files: Path) -> None:
 
 
 def _measure(options: argparse.Namespace, files: Path) -> dict[str, dict[str, list[dict[str, float]]]]:
-    """Return nanoseconds and driver calls by work and way, side and round."""
+    """Start one process for each side; return nanoseconds and driver calls by row of the table, side and round."""
     sides = (*OLD, *NEW) if options.old else NEW
     rows = [f"{work}: {way}" for work, way in itertools.product(WORKS, WAYS)]
     results: dict[str, dict[str, list[dict[str, float]]]] = {row: {side: [] for side in sides} for row in rows}
@@ -195,7 +195,7 @@ def _measure(options: argparse.Namespace, files: Path) -> dict[str, dict[str, li
 
 
 def _child(source: Path, files: Path, side: str) -> AbstractContextManager[Ask]:
-    """Start a process with a checkout's packages."""
+    """Start the process of one side, with the packages of its checkout."""
     command = [sys.executable, __file__, str(source), "--files", str(files), "--child", side]
     return asked(command, source, side)
 
@@ -226,11 +226,11 @@ def spread(values: NDArray[np.float64], digits: int) -> str:
     return f"{middle} ({low} … {high})"
 
 
-# --- in a side's process ------------------------------------------------------------------------------------------
+# --- the process of one side --------------------------------------------------------------------------------------
 
 
 def _answer(source: Path, files: Path, side: str) -> None:
-    """Answer requests on stdin with timings."""
+    """Read requests from stdin, time the named work with the packages of this process, and print each result."""
     runtime = runtime_of(source)
     from txl_engines.composing import whole_programs
     from txl_runtime.device import choosing
@@ -260,7 +260,7 @@ def _answer(source: Path, files: Path, side: str) -> None:
 
 
 def _calls(work: str, stream: Any) -> Callable[[], object]:
-    """Return the timed work as a function that can be called endlessly."""
+    """Return a function that does one step of the named work on a stream, and can be called without end."""
     b, number = stream.batch_size, itertools.count()
     draws = np.random.default_rng(0)
     kind = work.split()[0].rstrip(",")
@@ -277,7 +277,11 @@ def _calls(work: str, stream: Any) -> Callable[[], object]:
 
 
 def timed(call: Callable[[], object], seconds: float, calls: Callable[[], int]) -> dict[str, float]:
-    """Return nanoseconds of processor time per call: the 10 % quantile and the median of blocks of calls."""
+    """Call a function in blocks for some seconds, and return ns of processor time of one call, and its driver calls.
+
+    For example, {"tenth": 9100.0, "median": 9300.0, "calls": 3}, where "tenth" is the 10 % quantile of all blocks.
+    `calls` returns the number of driver calls so far.
+    """
     for _ in range(WARM_UP_CALLS):
         call()
     before = calls()
@@ -294,7 +298,7 @@ def timed(call: Callable[[], object], seconds: float, calls: Callable[[], int]) 
 
 
 def _open_device(side: str, files: Path) -> tuple[Any, Callable[[], int]]:
-    """Open the runtime's device on a driver that does nothing; also return the counter of its calls."""
+    """Open the runtime's device on a driver that does nothing; return it with a function that counts driver calls."""
     if find_spec("txl_runtime.device.driver") is None:
         before: Any = importlib.import_module("txl_runtime.device.cuda")
         bindings = _Bindings()
@@ -310,7 +314,7 @@ def _open_device(side: str, files: Path) -> tuple[Any, Callable[[], int]]:
 
 
 class _Counting:
-    """Functions that count their calls."""
+    """The base of both stand-ins in Python: the number of calls, the next handle, and memory for pinned blocks."""
 
     calls = 0
     handles = itertools.count(1 << 20, 4096)
@@ -338,7 +342,7 @@ class _Handle:
 
 
 class _Bindings(_Counting):
-    """A stand-in for the module cuda.bindings.runtime: functions return tuples that begin with a status."""
+    """A stand-in for NVIDIA's module cuda.bindings.runtime, whose functions return tuples that begin with a status."""
 
     cudaStreamNonBlocking, cudaEventDisableTiming, cudaHostAllocDefault = 1, 2, 0
     cudaMemcpyKind = SimpleNamespace(cudaMemcpyDefault=4)
@@ -375,7 +379,7 @@ class _Bindings(_Counting):
 
 
 class _Module(_Counting):
-    """A stand-in for libcuda: functions write results to pointers, as ctypes passes them."""
+    """A stand-in for the library libcuda, whose functions write results through the pointers that ctypes passes."""
 
     FIRST = (
         "cuDeviceGetCount",

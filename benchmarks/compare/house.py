@@ -3,45 +3,48 @@
     python benchmarks/compare/house.py [CHECKOUT] [--verbose] [--json]
     python benchmarks/compare/house.py OLD NEW [--verbose] [--json]
 
-The second form prints before, after and difference. Nothing is imported: files are read as text and as syntax trees.
+The second form prints each count of both checkouts, and the difference. The script imports no package of a checkout: it
+reads files as text and as syntax trees.
 
-**Lines.** All lines, and those of code: a line with a token that is no comment and no part of a docstring (a string
-that stands as a statement, behind a name as well).
+**Lines**: all lines, and lines of code. A line of code has a token that is no comment and no part of a docstring. Each
+statement that is only a string is a docstring here, also below a constant.
 
 **Beside the product**: all lines of what `BESIDE` names: C++, JavaScript, tests, benchmarks, samples, pages of docs.
 
 **Openings**: docstrings of the product's modules, classes and functions whose first word is one of `OPENINGS`, such as
-"Whether it fits.": their reader looks for the verb in the function's name.
+"Whether it fits."; a reader would have to look for the verb in the function's name.
 
 **Imports inside functions**: statements in the body of a function that import from one of the five packages.
 
-**Upward arrows**: imports from a room that stands beside or above the module's own, in `PACKAGES` for packages and in
-`LEVELS` for the rooms of the runtime, as docs/design.md orders them. Imports for types alone and imports inside
-functions count.
+A **room** is a folder of a package, or one of its modules if the module lies in no folder.
 
-**Circles**: groups of modules that import one another round about, and groups of rooms of the runtime. Imports for
-types alone and imports inside functions count.
+**Upward arrows**: imports from a package or a room whose level is equal to or above the importing module's. `PACKAGES`
+has the levels of packages, `LEVELS` those of the runtime's rooms, as docs/design.md orders them. Imports only for types
+and imports inside functions count.
 
-**Questions about the kind of model** are expressions that tell a Transformer-XL from another step, or one way of
-keeping state (update rule, placement) from another. Each of these counts once, wherever it stands:
+**Circles**: groups of modules, or of rooms of the runtime, that reach one another by imports. Imports only for types
+and imports inside functions count.
+
+**Questions about the kind of model** are expressions that tell a Transformer-XL from a different step, or one way of
+keeping state (update rule, placement) from a different way. Each expression counts once, in one of these forms:
 
 * rule: a comparison (==, !=, in, not in, is) with an update rule by its name ("ring", "rolled", "replace", "replaced"),
-  alone or among others in a tuple, list or set; or a pattern of a `match` that is such a name.
-* kind: the same of a name or attribute that ends in `kind` with "step".
+  or with a tuple, list or set that holds such a name; or a pattern of a `match` that is such a name.
+* kind: a comparison of a name or attribute that ends in `kind` with "step".
 * rows: `"fill" in ….counters` and its negation; `….counters` used as a truth value; an attribute `memory_length`
   compared with None.
 * family: a comparison in which a name or attribute `family_name`, or "transformer_xl" or "own_module", takes part.
-* class: `isinstance`, `issubclass` or a comparison of `type(…)` with a class whose name says what kind it is of:
-  `KIND_OF_CLASS` (HostLoop, StepLoop, StepState, LoopState, RingMemory, StepReport, StepWorks, StepSpec, …).
-* flag: a name, attribute or call that says it (`FLAGS`: `_counts_rows`, `is_transformer_xl(…)`, `transformer_xl`,
+* class: `isinstance`, `issubclass` or a comparison of `type(…)` with a class whose name says the kind of model, i.e.
+  matches `KIND_OF_CLASS` (HostLoop, StepState, LoopState, RingMemory, StepReport, StepWorks, StepSpec, …).
+* flag: a name, attribute or call that says the kind (`FLAGS`: `_counts_rows`, `is_transformer_xl(…)`, `transformer_xl`,
   `ring`, `rolled` …), used as a truth value or compared with None.
 * lookup: a call with an update rule's name among its arguments (`states_of("rolled")`), used as a truth value.
-* table: a display of a dict that has update rules or families as keys, two at least.
+* table: a literal dict that has at least two update rules or families as keys.
 
-A truth value is the condition of an if, a conditional expression, a while, an assert or a comprehension, what stands
-beside `and` and `or`, and what stands behind `not`. Not counted: what a manifest says of a model in a field of its own
-(`streams`, `lengths`, `commits`, `joint`, `can`, `open_batch`), since that asks about a property and not about a kind;
-calls that select by a rule without asking (`states_of(update)`); tests and benchmarks.
+A truth value is the condition of an if, a conditional expression, a while, an assert or a comprehension, or an operand
+of `and`, `or` and `not`. Three things do not count: fields of a manifest (`streams`, `lengths`, `commits`, `joint`,
+`can`, `open_batch`), since they say a property and not a kind; calls that select by a rule and are no truth value
+(`states_of(update)`); tests and benchmarks.
 """
 
 from __future__ import annotations
@@ -60,13 +63,13 @@ from itertools import chain
 from pathlib import Path
 
 PACKAGES = {"txl_runtime": 0, "txl_engines": 1, "txl_report": 1, "txl_export": 2, "txl_deploy": 3}
-"""The level of each package; a package may import only from lower levels."""
+"""The level of each package; a package may import only from packages of lower levels."""
 PLACES = ("runtime", "export", "")
-"""The folders of packages in a checkout."""
+"""The folders of a checkout in which a package may lie; "" is the checkout's root."""
 LEVELS = {"system": -1, "errors": 0, "types": 0, "listener": 0, "starting": 0, "files": 0, "installing": 0}
 LEVELS |= {"update_rules": 1, "ladder": 1, "bundle": 1, "guard": 2, "streaming": 3, "host": 4, "device": 4, "native": 5}
 LEVELS |= {"sandbox": 1, "model": 6, "sessions": 7, "selftest": 7}
-"""The same of the runtime's rooms; its root, which names what is public, stands above all of them."""
+"""The level of each room of the runtime; the runtime's `__init__.py`, which has the public names, is above all."""
 RUNTIME_ROOMS = ("bundle", "guard", "sandbox", "streaming", "host", "native", "device", "sessions")
 DEPLOY_ROOMS = ("bench", "serve", "triton", "corpora")
 
@@ -83,7 +86,7 @@ BESIDE = {
     "samples": ("samples/**/*.py",),
     "docs": ("*.md", "docs/**/*.md"),
 }
-"""Files besides the product's Python, by kind: patterns below a checkout's root."""
+"""Patterns, below a checkout's root, of files besides the product's Python, by kind of file."""
 OPENINGS = ("What", "How", "Whether", "Of", "Where")
 
 RULES = {"ring", "rolled", "replace", "replaced"}
@@ -100,13 +103,13 @@ class House:
     """The counts of a checkout.
 
     Attributes:
-        lines: for each room, the number of lines and of lines of code.
-        beside: number of lines of files besides the product's Python, by the names of `BESIDE`.
+        lines: for each room, the number of lines and the number of lines of code.
+        beside: for each kind of `BESIDE`, the number of lines of its files.
         openings: for each word of `OPENINGS`, the places of docstrings that begin with it.
-        inner: for each package, the places of imports of own packages inside functions.
-        upward: for each package, or room of the runtime, the imports from a higher level.
-        circles: modules or rooms that import one another.
-        questions: for each room, place and form of the questions about the kind of model.
+        inner: for each package, the places of imports inside functions.
+        upward: for each package or room of the runtime, the imports from its own or a higher level.
+        circles: groups of modules or rooms that reach one another by imports.
+        questions: for each room, file, line and form of each question about the kind of model.
     """
 
     lines: dict[str, list[int]] = field(default_factory=dict)
@@ -155,7 +158,7 @@ def _modules(checkout: Path) -> Iterator[tuple[str, Path]]:
 
 
 def room_of(module: str) -> str:
-    """Return the room to which a module's lines are added."""
+    """Return the room to which a module's lines are added, e.g. "runtime/bundle" for "txl_runtime.bundle.axes"."""
     package, *rest = module.split(".")
     first = rest[0] if rest else ""
     if package == "txl_runtime":
@@ -197,7 +200,7 @@ def beside(checkout: Path, patterns: Sequence[str]) -> int:
 
 
 def openings(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yield lines of docstrings that begin with a word of `OPENINGS`, and the word."""
+    """Yield line and first word of each docstring that begins with a word of `OPENINGS`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             first = (ast.get_docstring(node) or "").split(maxsplit=1)[:1]
@@ -206,7 +209,7 @@ def openings(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def _imports(tree: ast.AST, module: str, modules: Mapping[str, Path], package: bool) -> Iterator[tuple[str, int, bool]]:
-    """Yield the project's modules that a module imports, with the line, and True if the import is inside a function."""
+    """Yield each module of the project that a module imports, the line, and True for an import inside a function."""
     inside = {
         inner
         for node in ast.walk(tree)
@@ -224,13 +227,18 @@ def _imports(tree: ast.AST, module: str, modules: Mapping[str, Path], package: b
             named = [f"{source}.{alias.name}" for alias in node.names]
         for name in named:
             while name not in modules and "." in name:
-                name = name.rpartition(".")[0]  # it stands in that module
+                name = name.rpartition(".")[0]  # the imported name is defined in that module
             if name in modules:
                 yield name, node.lineno, node in inside
 
 
 def _draw(house: House, arrows: Mapping[str, set[str]]) -> None:
-    """Return upward arrows and circles of imports."""
+    """Find upward arrows and circles of imports, and add them to the counts.
+
+    Args:
+        house: the counts.
+        arrows: for each module, the modules of the project that it imports.
+    """
     rooms: dict[str, set[str]] = defaultdict(set)
     for module, targets in arrows.items():
         package, mine = module.partition(".")[0], _runtime_room(module)
@@ -250,7 +258,7 @@ def _runtime_room(module: str) -> str:
 
 
 def circles(arrows: Mapping[str, set[str]]) -> list[list[str]]:
-    """Return groups of nodes that reach one another."""
+    """Return groups of nodes that reach one another along arrows: [["a", "b"]] of {"a": {"b"}, "b": {"a"}}."""
     reached: dict[str, set[str]] = {}
     for start in arrows:
         seen, left = set[str](), [start]
@@ -264,11 +272,11 @@ def circles(arrows: Mapping[str, set[str]]) -> list[list[str]]:
     return [list(group) for group in sorted(groups) if len(group) > 1]
 
 
-# --- questions ----------------------------------------------------------------------------------------------------
+# --- questions about the kind of model ----------------------------------------------------------------------------
 
 
 def questions(tree: ast.AST) -> list[tuple[int, str]]:
-    """Return line and form of every question about the kind of model, as defined at the top of this file."""
+    """Return line and form of every question about the kind of model; the module's docstring defines the forms."""
     results = {}
     truths = set(_truths(tree))
     for node in ast.walk(tree):
@@ -303,7 +311,7 @@ def _truths(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def _comparison(node: ast.Compare) -> str | None:
-    """Return the form of question about the model's kind, e.g. "rows", that a comparison is; None if it is none."""
+    """Return a comparison's form of question, e.g. "rows"; None if it does not ask about the kind of model."""
     sides = [node.left, *node.comparators]
     constants, names = set(chain.from_iterable(map(_constants, sides))), {_name(side) for side in sides}
     none = any(isinstance(side, ast.Constant) and side.value is None for side in sides)
@@ -322,7 +330,7 @@ def _comparison(node: ast.Compare) -> str | None:
 
 
 def _truth(node: ast.AST) -> str | None:
-    """Return the form of question about the model's kind, e.g. "flag", that a truth value is; None if it is none."""
+    """Return a truth value's form of question, e.g. "flag"; None if it does not ask about the kind of model."""
     if _name(node) == "counters" and isinstance(node, ast.Attribute):
         return "rows"
     if FLAGS.match(_name(node.func if isinstance(node, ast.Call) else node)):
@@ -333,7 +341,7 @@ def _truth(node: ast.AST) -> str | None:
 
 
 def _name(node: ast.AST) -> str:
-    """The text of a name or an attribute; "" for anything else."""
+    """Return the identifier of a name or an attribute, e.g. "b" of `a.b`; "" for other expressions."""
     return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 
@@ -342,7 +350,7 @@ def _names(node: ast.AST) -> list[str]:
 
 
 def _constants(node: ast.AST) -> set[str]:
-    """Return a text, or the texts in a literal tuple, list or set."""
+    """Return the string of a literal, or all strings of a literal tuple, list or set; an empty set for other nodes."""
     parts = node.elts if isinstance(node, ast.Tuple | ast.List | ast.Set) else [node]
     return {part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)}
 
@@ -351,7 +359,7 @@ def _constants(node: ast.AST) -> set[str]:
 
 
 def figures(house: House) -> dict[str, int]:
-    """Return every count by its name."""
+    """Return every count by its name in the table, e.g. {"lines, runtime/bundle": 2000}."""
     results: dict[str, int] = {}
     by_room = {
         "lines": {room: lines for room, (lines, _) in house.lines.items()},
@@ -387,7 +395,7 @@ def table(houses: Sequence[House]) -> str:
 
 
 def details(house: House) -> str:
-    """Return a line with the place of each counted thing."""
+    """Return the places of all questions, openings, imports, upward arrows and circles, as lines of text."""
     lines: list[str] = []
     for asked in house.questions.values():
         places: dict[str, list[str]] = defaultdict(list)
@@ -401,7 +409,7 @@ def details(house: House) -> str:
 
 
 def main() -> int:
-    """Read the command line."""
+    """Read the command line, count, and print the table or JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     here = Path(__file__).resolve().parents[2]
     parser.add_argument("checkouts", type=Path, nargs="*", metavar="CHECKOUT", help="one, or OLD and NEW (this one)")

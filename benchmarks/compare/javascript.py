@@ -1,11 +1,11 @@
-"""Time one bundle in Python, in Node and in WebAssembly, in turns; what a page downloads; and memory over many steps.
+"""Compare the runtimes in Python, in Node and in WebAssembly on the same bundles: time, downloads of a page, memory.
 
     python benchmarks/compare/javascript.py [--rounds 12] [--seconds 0.2] [--steps 20000] [--out FOLDER]
 
-All sides run segments of one position with all outputs on one thread, once their memory is full. WebAssembly runs in
-Node as well, whose compiler is Chromium's. Processor time of all threads is counted, so that waiting for a core is not.
-Of a round the table takes every side's figure and its ratio to Python's, and shows medians, with quartiles of the
-ratios. The first token is of a fresh process, its start included, and of WebAssembly that of the engine being compiled.
+All sides fill their memory and then run segments of one position with all outputs on one thread, in turns. WebAssembly
+runs in Node too, which has Chromium's compiler. The clock counts the processor time of all threads, so waiting for a
+core costs nothing. The table has each side's median over all rounds, and the median and quartiles of the rounds' ratios
+to Python. The time to the first token is that of a fresh process, and includes its start and WebAssembly's compilation.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WASM_BINARY = "onnxruntime-web/dist/ort-wasm-simd-threaded.wasm"
 
 
 def cases(folder: Path, quick: bool) -> list[Case]:
-    """Export the bundles that do not exist yet into a folder; both update rules of models that have two."""
+    """Export the bundles into a folder, and return the cases to time: Transformer-XLs once for each update rule."""
     results = [Case("GRU", POLICIES / "policy-1", "replace", 1)]
     if quick:
         return results
@@ -60,7 +60,7 @@ def commands(case: Case) -> dict[str, list[str]]:
 
 
 def started(case: Case, rounds: int) -> dict[str, list[float]]:
-    """Return milliseconds of processor time until a first step has ended, by side and round."""
+    """Return ms of processor time from the start of a fresh process to the end of a first step, by side and round."""
     starting = commands(case)
     results: dict[str, list[float]] = {side: [] for side in starting}
     for sides in turns(rounds, tuple(starting)):
@@ -71,9 +71,7 @@ def started(case: Case, rounds: int) -> dict[str, list[float]]:
 
 
 def table(title: str, figures: dict[str, dict[str, list[float]]]) -> Table:
-    """Return a table of the sides' medians, and the medians of their ratios to Python's in each round, with
-    quartiles.
-    """
+    """Return a table of each side's median, and of the median and quartiles of its ratios to Python in each round."""
     table = Table((title, "Python", "Node", "wasm", "Node / Python (quartiles)", "wasm / Python (quartiles)"))
     for row, sides in figures.items():
         ratios = {side: np.array(sides[side]) / np.array(sides["Python"]) for side in sides}
@@ -83,13 +81,13 @@ def table(title: str, figures: dict[str, dict[str, list[float]]]) -> Table:
 
 
 def size(*paths: Path) -> tuple[float, float]:
-    """Return kB of files, plain and packed by gzip."""
+    """Return kB of all files together, as they are and packed by gzip."""
     data = [path.read_bytes() for path in paths]
     return sum(map(len, data)) / 1e3, sum(len(gzip.compress(part)) for part in data) / 1e3
 
 
 def downloads(chosen: list[Case]) -> Table:
-    """Return the files that a page fetches: the module, the engine, and the files of each bundle."""
+    """Return a table of kB that a page downloads: the runtime's module, the engine, and the files of each bundle."""
     table = Table(("kB that a page downloads", "plain", "gzip"))
     sources = [ROOT / "runtime/js/index.js", *(ROOT / "runtime/js/src").glob("*.js")]
     table.add("txl-runtime", *size(*sources))
@@ -105,7 +103,7 @@ def downloads(chosen: list[Case]) -> Table:
 
 
 def memory(chosen: list[Case], steps: int) -> Table:
-    """Return MB of resident memory after a tenth of the steps, and after all of them."""
+    """Return a table of MB of resident memory after a tenth of the steps, and after all steps."""
     table = Table(("MB resident", "after a tenth", f"after {steps:,} steps"))
     for case in chosen:
         for side, command in commands(case).items():
@@ -119,7 +117,7 @@ def memory(chosen: list[Case], steps: int) -> Table:
 
 
 def main() -> int:
-    """Read the command line and measure."""
+    """Read the command line, measure every case, and print the tables."""
     option_parser = parser(__doc__, seconds=0.2, threads="not asked: all sides have one")
     option_parser.set_defaults(threads=1)
     option_parser.add_argument("--rounds", type=int, default=12, help="turns of each side (default 12)")

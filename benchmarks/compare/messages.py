@@ -1,12 +1,12 @@
-"""Records the messages of every test of something bad, by test, to show that a change loses none.
+"""Record the errors and warnings that each test receives, and compare two records, to show that a change loses none.
 
     python benchmarks/compare/messages.py record OLD.json --source ../old TESTS [pytest's arguments]
     python benchmarks/compare/messages.py record NEW.json TESTS [pytest's arguments]
     python benchmarks/compare/messages.py compare OLD.json NEW.json
 
-It records, in the order in which they came, each error of this project that `pytest.raises` caught, each line that a
-command ended with, and each warning that a listener heard. Folders and addresses of memory, which differ from run to
-run, are left out. `compare` prints every test whose messages differ, and ends with 1 where there is one.
+A record has, in order, each error of this project that `pytest.raises` caught, each error line of a command, and each
+warning that a listener received. Names of folders and addresses of memory, which differ from run to run, are replaced
+by fixed words. `compare` prints every test whose messages differ, and ends with exit code 1 if there is such a test.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _record: dict[str, list[str]] = {}
 
 
 def plain(text: str, root: Path) -> str:
-    """Return a message without parts that differ from run to run or between checkouts, such as paths."""
+    """Return a message with fixed words for paths and addresses, which differ between runs and between checkouts."""
     return _TEMPORARY.sub("TMP/", _ADDRESS.sub("0x", text.replace(str(root), "ROOT")))
 
 
@@ -42,7 +42,7 @@ def _tell(kind: str, text: str) -> None:
 
 
 def pytest_configure() -> None:
-    """Watch the three ways in which a test receives a message."""
+    """Wrap the functions by which a test gets messages: `pytest.raises`, listeners, commands here and in processes."""
     from _pytest.raises import RaisesExc
     from txl_runtime.listener import Listener
 
@@ -104,7 +104,7 @@ def pytest_runtest_teardown(item: Any) -> None:
 
 
 def pytest_runtest_logreport(report: Any) -> None:
-    """Store the messages of a test, once."""
+    """Store the messages of a test, from the report of its last phase."""
     if report.when == "teardown":
         names = [text for name, texts in report.user_properties if name == "messages" for text in texts]
         if names:
@@ -112,13 +112,13 @@ def pytest_runtest_logreport(report: Any) -> None:
 
 
 def pytest_sessionfinish(session: Any) -> None:
-    """Write the record, in the process that started the others."""
+    """Write the record, but not in the worker processes that pytest-xdist starts."""
     if not hasattr(session.config, "workerinput"):
         Path(os.environ[PLACE]).write_text(json.dumps(_record, indent=1, sort_keys=True) + "\n")
 
 
 def record(out: Path, source: Path, arguments: list[str]) -> int:
-    """Run a checkout's tests with its own packages, and write the messages that they received."""
+    """Run pytest in a checkout with the checkout's packages, write the record to `out`, and return pytest's status."""
     environment = os.environ | {PLACE: str(out.resolve()), "PYTHONPATH": str(Path(__file__).resolve().parent)}
     python = source / ".venv/bin/python"
     command = [str(python if python.is_file() else sys.executable), "-m", "pytest", "-p", "messages", *arguments]
@@ -126,7 +126,7 @@ def record(out: Path, source: Path, arguments: list[str]) -> int:
 
 
 def compare(old: Path, new: Path) -> int:
-    """Print the differences between messages of tests in both records, and the tests that only one record has."""
+    """Print each test whose messages differ, and the tests that only one record has; return 1 if any was lost."""
     one, two = (json.loads(path.read_text()) for path in (old, new))
     differ = [test for test in one if test in two and one[test] != two[test]]
     for test in differ:

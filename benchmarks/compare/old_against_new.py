@@ -1,30 +1,31 @@
-"""Time one checkout against another, in turns: what a refactoring costs or gains.
+"""Time two checkouts in turns, to see by how much a refactoring is slower or faster.
 
     python benchmarks/compare/old_against_new.py OLD --bundles demo/model.txl policy.txl [--update rolled]
     python benchmarks/compare/old_against_new.py OLD --models FOLDER [--each] [--threads 1 2] [--only NAME …]
 
-`--models` has the old checkout export a set of models, unless they are in the folder already: Transformer-XLs of 12
+With `--models` the old checkout exports a set of models, unless they are in the folder already: Transformer-XLs of 12
 layers of width 512 with 160 and 640 rows of memory, and the LSTM and the GTrXL of samples/policy with 1 and 16
-sequences. Both sides open these, or with `--each` each side what its own checkout exported (`--new-bundles` does that
-for bundles of one's own).
+sequences. Both sides open these bundles. With `--each`, each side opens the bundles that its own checkout exported.
+With `--bundles`, `--new-bundles` names the bundles that the new side opens instead.
 
-Both sides are processes that open the same bundle and answer requests for a slice of work each; while one works the
-other sleeps, and who goes first changes with every round. A ratio is taken per round, so that what changes on a machine
-meets both sides alike, and the table has the ratios' median and quartiles. Rounds in which other processes used more
-than a little of the machine are left out where at least three quiet ones remain. After some rounds both processes start
-anew, because where a process happens to lie in memory moves its times by a few per cent for as long as it lives. What
-fresh processes take to the first token and how much memory they need is measured in turns as well.
+Each side is a process that opens a bundle and does a slice of work for each request. While one process works, the other
+sleeps; the one that begins changes with every round. The table has the median and the quartiles of the rounds' ratios,
+because changes on the machine during a round affect both sides. A round in which other processes used more than 5 % of
+the machine is left out, if at least three quiet rounds remain. Both processes start anew after some rounds, because the
+place of a process in memory changes its times by a few per cent as long as it lives. The time of fresh processes to the
+first token, and their peak memory, are measured in turns too.
 
-A Transformer-XL decodes, reads prompts and scores, with its memory full; any other model runs its shortest and its
-longest segments (`--update` says with which update rule), and where it has at least 4 independent sequences, its
-shortest ones with a quarter of them: the first ones, some all over the batch, and a stream of so few. Python's share of
-a step is measured around ONNX Runtime's `run_with_iobinding`: the time of a step outside of real calls (caches are as
-cold as the engine leaves them), and that of a step whose engine does nothing (caches warm).
+A Transformer-XL decodes, reads prompts and scores, with its memory full. All other models run their shortest and their
+longest segments. A model of at least 4 independent sequences also runs its shortest segments with a quarter of the
+sequences: the first ones, every fourth one, and a stream of only a quarter. `--update` chooses the update rule.
+Python's share of a step is measured twice, by a clock around ONNX Runtime's `run_with_iobinding`: the time of a step
+outside these calls (caches are as cold as the engine leaves them), and the time of a step whose calls do nothing
+(caches are warm).
 
-On a machine with other work, --processor and one thread give steadier ratios: what waits for a core is not counted.
+On a machine with other work, --processor and one thread give steadier ratios, since waiting for a core is not counted.
 
-A checkout against a copy of itself shows the noise. The code of the other process is in this file and uses nothing but
-what `txl_runtime` documents and what the manifest says.
+Run a checkout against a copy of itself to see the noise. Both processes run this file, which uses only the documented
+names of `txl_runtime` and the manifest.
 """
 
 from __future__ import annotations
@@ -47,29 +48,38 @@ from asking import Ask, asked
 from bit_equality import environment_of, runtime_of
 
 TOKENS, ARRAYS = ("decode", "prefill", "score"), ("shortest segment", "longest segment")
-"""Kinds of work that are timed: those of a Transformer-XL, and those of any other step."""
+"""The timed kinds of work of a Transformer-XL, and the timed kinds of work of all other models."""
 FIRST, SPREAD, FEW = "shortest, first quarter runs", "shortest, every fourth runs", "shortest, stream of a quarter"
-"""Kinds of work of a step with several sequences of which a quarter runs."""
+"""The timed kinds of work in which a quarter of a model's sequences runs."""
 PYTHON = ("outside the engine", "without an engine")
 LOADS = ("import", "load", "first token", "load to first token", "peak memory")
 UNITS = dict.fromkeys((*TOKENS, *ARRAYS, FIRST, SPREAD, FEW), ("ms", 1e-6)) | dict.fromkeys(PYTHON, ("µs", 1e-3))
 UNITS |= dict.fromkeys(LOADS, ("ms", 1e3)) | {"peak memory": ("MB", 1e-6)}
 WARM_UP_CALLS, LEAST_CALLS = 3, 3
 REST = 0.1
-"""Seconds between two slices: the threads of an engine spin for a moment after its last call."""
+"""Seconds between two slices of work, because the threads of an engine spin for a moment after its last call."""
 FOREIGN, LEAST_QUIET = 0.05, 3
-"""A round is quiet if other processes used at most 5 % of the machine; if 3 rounds are, noisier ones are left out."""
+"""A round is quiet if other processes used at most 5 % of the machine; with 3 quiet rounds, the others are left out."""
 SIDES = ("old", "new")
 
 MEMORIES, BATCHES, POLICIES = (160, 640), (1, 16), ("lstm", "gtrxl")
 """Memory rows, batch sizes and policies of the models that `--models` exports."""
 
 Rounds = dict[str, list[dict[str, float]]]
-"""For each measured quantity and round, one value per side, and the share that other processes used ("foreign")."""
+"""For each measured quantity and round: one value per side, and the share of the machine that other processes used,
+e.g. {"decode": [{"old": 1.1e6, "new": 1.0e6, "foreign": 0.01}]}.
+"""
 
 
 def measure(bundles: dict[str, Path], sources: dict[str, Path], threads: int, options: argparse.Namespace) -> Rounds:
-    """Measure everything about one model; each side may have a bundle of its own."""
+    """Measure all kinds of work, and all quantities of fresh processes, of one model.
+
+    Args:
+        bundles: the bundle of each side.
+        sources: the checkout of each side.
+        threads: of the engines.
+        options: the command line.
+    """
     results: Rounds = {}
     for wrap, works in ((False, works_of(json.loads((bundles["old"] / "manifest.json").read_text()))), (True, PYTHON)):
         for first in range(0, options.rounds, options.renew):
@@ -95,13 +105,13 @@ def measure(bundles: dict[str, Path], sources: dict[str, Path], threads: int, op
             with _child(sources[side], bundles[side], threads, options, False) as ask_fresh:
                 rows[side] = ask_fresh({"work": "load"})
                 share = max(share, machine.foreign(rows[side]["cpu"]))
-        for name in LOADS if turn else ():  # turn 0 only reads the files into the system's cache
+        for name in LOADS if turn else ():  # turn 0 is not counted, since it reads the files into the system's cache
             results.setdefault(name, []).append({side: rows[side][name] for side in SIDES} | {"foreign": share})
     return results
 
 
 def works_of(manifest: dict[str, Any]) -> tuple[str, ...]:
-    """Return the kinds of work that a bundle can do."""
+    """Return the kinds of work to time with a bundle of this manifest, e.g. ("decode", "prefill", "score")."""
     if "fill" in manifest["counters"]:
         return TOKENS
     works = ARRAYS[: len({program["segment_length"] for program in manifest["programs"]} - {0})]
@@ -116,9 +126,7 @@ class _Machine:
         self._started, self._busy = time.perf_counter(), self._seconds()
 
     def foreign(self, own: float) -> float:
-        """Return the share of the machine that other processes used, if the measured one used `own` processor
-        seconds.
-        """
+        """Return the share of the machine that other processes used, e.g. 0.05; `own` are our processor seconds."""
         capacity = (os.cpu_count() or 1) * (time.perf_counter() - self._started)
         return max(0.0, (self._seconds() - self._busy - own) / capacity)
 
@@ -135,7 +143,7 @@ def _order(turn: int) -> tuple[str, ...]:
 
 @contextmanager
 def _child(source: Path, bundle: Path, threads: int, options: argparse.Namespace, wrap: bool) -> Iterator[Ask]:
-    """Start a process with a checkout's packages and an open bundle."""
+    """Start one side's process, which imports its checkout's packages and opens the bundle; wait until it is ready."""
     command = [sys.executable, __file__, str(source), "--child", str(bundle), "--threads", str(threads)]
     command += ["--update", options.update] if options.update else []
     command += ["--processor"] * options.processor
@@ -145,7 +153,7 @@ def _child(source: Path, bundle: Path, threads: int, options: argparse.Namespace
 
 
 def export_models(source: Path, folder: Path, only: Sequence[str] | None) -> dict[str, Path]:
-    """Export the models of `--models` that do not exist yet with a checkout's packages; return all by name."""
+    """Export the missing models of `--models` with a checkout's packages; return the paths of all by name."""
     names = [f"xl-{memory}" for memory in MEMORIES]
     names += [f"{policy}-{batch}" for policy in POLICIES for batch in BATCHES]
     bundles = {name: folder / f"{name}.txl" for name in only or names}
@@ -158,7 +166,7 @@ def export_models(source: Path, folder: Path, only: Sequence[str] | None) -> dic
 
 
 def export_model(source: Path, path: Path) -> None:
-    """Export one of the models with the imported packages; its random weights are the same for every checkout."""
+    """Export the model that the file's name says, e.g. xl-160.txl; its random weights are the same in each checkout."""
     import torch
     from txl_export import export
 
@@ -176,7 +184,7 @@ def export_model(source: Path, path: Path) -> None:
 
 
 def table(title: str, found: Rounds) -> str:
-    """Return one bundle's figures as markdown."""
+    """Return a markdown table of all measured quantities of one bundle."""
     head = ("", "unit", "old", "new", "new / old", "quartiles", "rounds", "best old", "best new")
     lines = [f"**{title}**", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for name, rounds in found.items():
@@ -193,7 +201,7 @@ def table(title: str, found: Rounds) -> str:
 
 
 class _Engine:
-    """A clock around ONNX Runtime's calls, or none."""
+    """A clock around ONNX Runtime's calls, which can also make these calls do nothing (`idle`)."""
 
     def __init__(self, clock: Callable[[], int]) -> None:
         import onnxruntime
@@ -213,7 +221,7 @@ class _Engine:
 
 
 class _Worker:
-    """The work of the child process, which has one stream with full memory."""
+    """The work of a side's process: a model, and a stream whose memory is full."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._clock = time.process_time_ns if options.processor else time.perf_counter_ns
@@ -251,7 +259,7 @@ class _Worker:
         return [self._arrays(length, batch) for _ in range(64)]
 
     def _arrays(self, length: int, batch: int) -> dict[str, Any]:
-        """Return random inputs of one segment."""
+        """Return random inputs of one segment by name."""
         results: dict[str, Any] = {}
         for given in self._inputs:
             if given["role"] in ("valid", "fill", "head"):
@@ -265,7 +273,7 @@ class _Worker:
         return results
 
     def answer(self, work: str, seconds: float = 0) -> dict[str, float]:
-        """Return the times that a request asks for."""
+        """Return the figures that a request asks for: of the process's start (`work` "load"), or of a slice of work."""
         if work == "load":
             lines = Path("/proc/self/status").read_text().splitlines()
             peak = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
@@ -296,7 +304,7 @@ class _Worker:
             self._stream.run(given, self._counts[work])
 
     def _slice(self, call: Callable[[], None], seconds: float) -> Sequence[int]:
-        """Return nanoseconds of single calls, without the engine's share if it is measured."""
+        """Call a function for some seconds; return the ns of each call, without the time in the engine if clocked."""
         for _ in range(WARM_UP_CALLS):
             call()
         samples: list[int] = []
@@ -311,7 +319,7 @@ class _Worker:
 
 
 def _chosen(parser: argparse.ArgumentParser, options: argparse.Namespace) -> dict[str, dict[str, Path]]:
-    """Return the bundles to measure by title: for each, the paths that the two sides open."""
+    """Return the bundles to measure by title, e.g. {"xl-160": {"old": path, "new": path}}; export missing models."""
     if options.models is not None:
         old = export_models(options.old, options.models / "old", options.only)
         new = export_models(options.new, options.models / "new", options.only) if options.each else old
@@ -324,7 +332,7 @@ def _chosen(parser: argparse.ArgumentParser, options: argparse.Namespace) -> dic
 
 
 def main() -> int:
-    """Read the command line and measure every bundle."""
+    """Read the command line; measure every bundle, or work as the process of one side."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("old", type=Path, metavar="OLD_CHECKOUT", help="what to compare with")
     parser.add_argument("--new", type=Path, default=Path(__file__).parents[2], help="by default this checkout")

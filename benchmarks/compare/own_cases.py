@@ -1,9 +1,10 @@
-"""Models with a step of their own whose bundles `bit_equality.py` compares: a row for each way of keeping state.
+"""Export the models with steps of their own that `bit_equality.py` compares, at least one for each way to keep state.
 
     python benchmarks/compare/own_cases.py FOLDER --source ../checkout [--only NAME ...]
 
-exports all of them there with the packages of that checkout, from its samples and its tests, in one process; their
-weights are drawn from one seed. It prints the names of what was exported, as JSON.
+The script exports the models into FOLDER, in one process, with the packages of the checkout. The models come from the
+checkout's samples and tests. Each model's random weights have the same seed. The names of the exported models are
+printed as JSON.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ class OwnCase:
     """One export.
 
     Attributes:
-        source: FILE.py:FUNCTION below the checkout, a name of `tests/helpers/step_models.py` (graphs written by hand),
-            or of `tests/stand_ins/small_steps.py`, or a case of `tests/helpers/oracle_stateful.py`.
-        shows: the kind of state, for who reads the table.
+        source: FILE.py:FUNCTION below the checkout, or a name of `tests/helpers/step_models.py` (graphs written by
+            hand) or of `tests/stand_ins/small_steps.py`, or a case of `tests/helpers/oracle_stateful.py`.
+        shows: the kind of state and other properties of the model, printed when the case begins.
         lengths: segment lengths; () if the inputs have no positions.
         more: further arguments of `txl_export.export`.
-        targets: the arguments of each `build`.
+        targets: the engines to build: for each, the argument of `build --target`, and options.
     """
 
     name: str
@@ -77,7 +78,7 @@ OWN_CASES = (
 
 
 def source_of(case: OwnCase, checkout: Path) -> Any:
-    """Return the source of a case, as `txl_export.export` takes it."""
+    """Return the source of a case, in a form that `txl_export.export` accepts."""
     if ":" in case.source:
         return f"{checkout / case.source}"
     small: Any = importlib.import_module("stand_ins.small_steps")
@@ -88,7 +89,7 @@ def source_of(case: OwnCase, checkout: Path) -> Any:
 
 
 def export_own(case: OwnCase, path: Path, checkout: Path) -> None:
-    """Export a case with the imported packages."""
+    """Export a case to a path with the packages that this process imports."""
     import torch
     from txl_export import export
 
@@ -104,7 +105,7 @@ def export_own(case: OwnCase, path: Path, checkout: Path) -> None:
 
 
 def main() -> int:
-    """Read the command line."""
+    """Read the command line, export the cases, and print their names."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path, help="where the bundles are written")
     parser.add_argument(

@@ -1,12 +1,12 @@
-"""Prove that a change to the schema or to the page alters neither what is shown nor what is refused.
+"""Prove that a change to the schema or to the page neither alters a page nor accepts a document that was refused.
 
     python benchmarks/compare/pages.py OLD NEW BUNDLE... [--lies 400]
 
-OLD and NEW are checkouts with a `.venv`. Both make the page of every bundle, with its own report.json as a later
-verification, and with NAME.bench.json where that lies beside NAME.txl; pages are compared byte by byte. Then both read
-the same documents with one thing wrong in each (`lies`): something is gone, or another value stands in its place. What
-either says of each is compared word for word. A lie that the new one alone refuses is no difference: fields are counted
-whose values it holds more strictly. `--lies` is how many of each document are taken, at even steps.
+OLD and NEW are checkouts with a `.venv`. Both make the page of every bundle: without a document, with the bundle's own
+report.json as a later verification, and with NAME.bench.json if that lies beside NAME.txl. The pages are compared byte
+by byte. Then both get the same documents with one fault each, a "lie": a value is removed, or replaced by a wrong one.
+The messages of both are compared word for word. A lie that only NEW refuses is no difference; the fields of such lies
+are counted. `--lies` is the number of lies for each document, chosen at even steps.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 VALUES: tuple[Any, ...] = (None, -1, 0, 1, 1e300, 2**63, "word", "", True, [], {}, [None], {"a": 1})
-"""Values that replace a value of a document, to see whether the page refuses it."""
+"""Values that replace a correct value of a document, to see if the page refuses the document."""
 MOST_ITEMS = 3
-"""Number of items of a list that are changed one by one; later items have the same form."""
+"""The number of items of a list in which faults are tried; later items have the same form."""
 
 MOST_CHANGES = 12
-"""Number of changed lines of a page that are printed."""
+"""The largest number of changed lines of a page that are printed."""
 A_PAGE = "a page"
 
 CHILD = """
@@ -57,7 +57,7 @@ for line in sys.stdin:
 
 
 class Question(NamedTuple):
-    """A bundle, a document for its page, the option that takes the document, and the fault in it."""
+    """A bundle, the option of its page that takes a document ("" without one), the document, and its fault (or "")."""
 
     bundle: str
     option: str = ""
@@ -66,14 +66,17 @@ class Question(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The page, or the message of the error; `A_PAGE` marks a page."""
+    """A checkout's answer: `A_PAGE` or the error's message, and the text of the page ("" after an error)."""
 
     said: str
     page: str
 
 
 def lies(document: Any, most: int) -> Iterator[tuple[str, Any]]:
-    """Yield copies of a document with one wrong value each, and a description of the fault."""
+    """Yield copies of a document with one fault each, and before each copy its fault in words, e.g. "gates.0 is gone".
+
+    At even steps about `most` of all faults are chosen.
+    """
     results = list(_lies(document))
     step = max(1, len(results) // most)
     for path, value in results[::step]:
@@ -103,7 +106,7 @@ def _with(document: Any, path: tuple[Any, ...], value: Any) -> Any:
 
 
 def ask(checkout: Path, questions: list[Question], into: Path) -> list[Answer]:
-    """Ask a checkout for pages of bundles and documents; return its answers."""
+    """Let a checkout make the page of each question in a new folder `into`; return its answers."""
     into.mkdir()
     pages = [into / f"{index}.html" for index in range(len(questions))]
     asked = [
@@ -126,7 +129,13 @@ def ask(checkout: Path, questions: list[Question], into: Path) -> list[Answer]:
 
 
 def questions_of(bundles: list[Path], most: int, folder: Path) -> Iterator[Question]:
-    """Return questions for every bundle: alone, with documents, and with faulty documents written to a folder."""
+    """Yield the questions of every bundle: without a document, with each document, and with each faulty document.
+
+    Args:
+        bundles: the paths of the bundles.
+        most: about the number of faulty documents for each document.
+        folder: the folder into which the faulty documents are written.
+    """
     for number, bundle in enumerate(bundles):
         path = str(bundle.resolve())
         yield Question(path)

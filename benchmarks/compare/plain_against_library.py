@@ -1,12 +1,13 @@
-"""Time packages in plain C of 12 kinds of steps and of two larger models beside the bundles they were made of.
+"""Time packages in plain C beside the bundles that they were made of: 12 kinds of steps, and two larger models.
 
     python benchmarks/compare/plain_against_library.py [--only NAME …] [--rounds 12] [--installed PREFIX]
 
-Each bundle is packaged, which compares it with the bundle over chained segments: the first table has the largest error
-that was found, and the bytes that the package says it takes. Then the C function takes turns with the library for C and
-C++ and with Python's runtime, both on the same ONNX Runtime, with one thread each, once memory is full; they take the
-ring where a bundle has one. Processor time is counted, and the ratio is taken round by round. `--work` keeps bundles,
-and what lies there is used again. Kinds whose packages are not installed are left out by name.
+Making a package compares the package with its bundle over chained segments. The first table has the largest error of
+that comparison, and the sizes that the package states. Then three sides run in turns, once memory is full, each with
+one thread: the function in plain C, the library for C and C++, and the runtime in Python. The latter two use the same
+ONNX Runtime, and the update rule ring if the bundle has it. The clock counts processor time, and each round has its own
+ratio. `--work` keeps bundles in a folder, and uses those that it finds there. A step whose Python package is not
+installed is left out, which the log says.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from foreign_steps import AbsentError
 from rivals import bundle_of
 
 STEPS = ["gru-1x256-b1", "lstm-1x256-b1", "lstm-2x128-b1", "gtrxl-b1", "tcn-ring", "voice", "emformer", "rwkv", "mamba"]
-"""Kinds of steps that `rivals` defines."""
+"""Names of the steps that the modules of benchmarks/rivals define."""
 SMALL = shape(2, 64, 4, 16, 128, 96)
 TRANSFORMERS = {
     "txl": (SMALL, 32, {}),
@@ -52,13 +53,13 @@ TRANSFORMERS = {
     "txl-4x192": (shape(4, 192, 6, 32, 768, 256), 128, {}),
     "txl-12x512": (shape(12, 512, 8, 64, 2048, 204), 640, {}),
 }
-"""By name: config, M and options of the export. The last two are larger than models that plain C is meant for."""
+"""Transformer-XLs by name: config, M, options of the export. The last two are larger than plain C is meant for."""
 SIZES = ("state_bytes", "weight_bytes", "stack_bytes", "code_bytes", "multiply_adds")
 SIDES = ("plain C", "library", "Python")
 
 
 class Measured(NamedTuple):
-    """The figures of one package: largest error, sizes as it states them, and µs of a segment by side and round."""
+    """The figures of one package: its largest error, the sizes that it states, µs of a segment by side and round."""
 
     error: float
     sizes: dict[str, int | None]
@@ -66,10 +67,10 @@ class Measured(NamedTuple):
 
 
 def bundle(name: str, work: Path) -> Path:
-    """Return the bundle of a kind; export it if it does not exist.
+    """Return the path of the bundle of a named step; export the bundle if it does not exist.
 
     Raises:
-        AbsentError: its package is not installed.
+        AbsentError: the Python package of the step is not installed.
     """
     if name in STEPS:
         return bundle_of(name, made(name, None), work)
@@ -81,7 +82,7 @@ def bundle(name: str, work: Path) -> Path:
 
 
 def side(package: PlainPackage, model: Model, folder: Path) -> list[str]:
-    """Compile the plain C side with inputs of its own, and return its command."""
+    """Compile a program that times a package in plain C on random inputs, and return its command."""
     name, glue = package.name, [f'#include "{package.name}.h"', f"#define WEIGHTS {package.weight_bytes}"]
     given = inputs(model, package.segment_length)
     for number, entry in enumerate(model.manifest.given):
@@ -102,7 +103,15 @@ def side(package: PlainPackage, model: Model, folder: Path) -> list[str]:
 
 
 def measured(path: Path, length: int | None, program: Path, rounds: int, seconds: float) -> Measured:
-    """Package one bundle and let the three sides take turns."""
+    """Make a package of a bundle, and time the three sides in turns.
+
+    Args:
+        path: the bundle.
+        length: the segment length of the package; None takes the bundle's.
+        program: the side of the library, as `built` returns it.
+        rounds: turns of each side.
+        seconds: of one turn.
+    """
     model = txl_runtime.load(path, backend="cpu", threads=1)
     with tempfile.TemporaryDirectory() as place:
         lengths = () if length is None else (length,)
@@ -127,7 +136,7 @@ def tables(found: dict[str, Measured]) -> list[Table]:
 
 
 def main() -> int:
-    """Read the command line and measure."""
+    """Read the command line, measure every step, and print the tables."""
     names = [*STEPS, *TRANSFORMERS]
     options = parser(__doc__, seconds=0.1, threads="not asked: all sides have one", quick="the GRU and the txl alone")
     options.set_defaults(threads=1)

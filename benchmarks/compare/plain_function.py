@@ -1,4 +1,4 @@
-"""Calls a package in plain C as a Python function: compiled as a shared object, with NumPy arrays as arguments."""
+"""Compile a package in plain C as a shared object, and call its functions from Python with NumPy arrays."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def flags_of(package: Path) -> str:
 
 
 class PlainFunction:
-    """The sequences of one state struct.
+    """A package in plain C, with one state struct, which holds the state of all B sequences.
 
     Args:
         package: a folder that `txl-deploy package --target c` wrote, with the weights inside.
-        manifest: the manifest of its bundle.
-        folder: the folder for the shared object.
+        manifest: the manifest of the bundle that the package was made of.
+        folder: the folder into which the shared object is written.
 
     Attributes:
         batch_size, length: B and L of a step.
@@ -60,16 +60,21 @@ class PlainFunction:
                 of_c = of_c * int(size)
             fields.append((name, of_c))
         self._state: Any = type("State", (ctypes.Structure,), {"_fields_": fields})()
-        # filled with ones, to show that init reads none of it
+        # all bits of the state are set first, so that `init` fails if it reads the state
         ctypes.memset(ctypes.byref(self._state), 0xFF, ctypes.sizeof(self._state))
         self._members = [name for name, _ in fields]
         self._call("init")
 
     def run(self, inputs: Arrays, counts: Ids, commit: bool = True) -> dict[str, Array]:
-        """Run one segment: inputs by name, [b, T] in the table's order of axes, with b at most B and T at most L.
+        """Run one segment of b sequences, at most B, and return the outputs by name.
 
-        For example, {"x": [2, 5, 8]} and counts [5, 3]. Other sequences and positions get values that would show in
-        every result.
+        Missing sequences and positions are filled with values that would change every result, if the package read them.
+
+        Args:
+            inputs: arrays by name, b sequences of at most L positions, in the manifest's order of axes: [2, 5, 8] for
+                b = 2, 5 positions and 8 features.
+            counts: the number of positions that count in each sequence, [b], e.g. [5, 3].
+            commit: False restores the state after the segment.
         """
         whole, before = np.zeros(self.batch_size, np.int32), bytes(self._state)
         whole[: len(counts)] = max(counts) if self._manifest.streams == "lockstep" else counts
@@ -85,23 +90,23 @@ class PlainFunction:
         }
 
     def feeding(self, given: Array, found: Array) -> Callable[[], object]:
-        """Return a call of a package with several lengths, which reads `given` [positions, …], e.g. [1000, 8], and
-        fills `found`.
+        """Return a function that calls the package's `feed`, which reads `given` [positions, …], e.g. [1000, 8], and
+        writes its outputs into `found`. Only packages of several segment lengths have `feed`.
         """
         places = [ctypes.c_void_p(array.ctypes.data) for array in (given, found)]
         arguments = ctypes.byref(self._state), places[0], ctypes.c_size_t(given.size), places[1]
         return partial(getattr(self._library, f"{self._name}_feed"), *arguments)
 
     def reset(self, which: Array | None = None) -> None:
-        """Reset sequences by a mask, bool [B], e.g. [True, False]; all without one."""
+        """Reset the sequences that are True in a mask [B], e.g. [True, False]; reset all for None."""
         self._call("reset", None if which is None else which.astype(np.uint8))
 
     def adopt(self, other: PlainFunction) -> None:
-        """Take over the state of a second package of the same model, which has a different segment length."""
+        """Copy the state of a second package of the same model, whose segment length differs, into this one."""
         ctypes.memmove(ctypes.byref(self._state), bytes(other._state), ctypes.sizeof(other._state))
 
     def states(self) -> dict[str, Array]:
-        """Return all current states by name, [.., B, ..], e.g. {"h": [2, 32]}."""
+        """Return the current states of all B sequences by name, e.g. {"h": [2, 32]} for B = 2 and a width of 32."""
         states = self._manifest.states_of(whole_update(self._manifest))
         if "keys" in self._members:
             return {state.name: self._memory(number, state) for number, state in enumerate(states)}
@@ -116,7 +121,7 @@ class PlainFunction:
         return np.array(getattr(self._state, "fill", [0] * self.batch_size), np.int32)
 
     def _memory(self, number: int, state: StateTensor) -> Array:
-        """Return rows of a ring, oldest first, [B, H, M, d_head]; missing rows are zeros."""
+        """Return the memory rows of state `number`, oldest first, [B, H, M, d_head]; missing rows are zeros."""
         batch, heads, rows, width = state.shape
         keys, layer = number % 2 == 0, number // 2
         if keys:

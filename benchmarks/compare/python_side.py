@@ -1,4 +1,4 @@
-"""The side of Python in c_against_python.py, which imports what an application does; see c_side.cpp."""
+"""Run Python's side of `c_against_python.py`, importing only what an application would; `c_side.cpp` is C's side."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def inputs(model: txl_runtime.Model, length: int) -> dict[str, Array]:
 
 
 def main() -> int:
-    """Run one step in a fresh process, or segments as lines of input request them."""
+    """Run one step and print its cost (with "first"), or run the segments that lines of stdin request."""
     bundle, update, *first = sys.argv[1:]
     model = txl_runtime.load(bundle, backend="cpu", threads=1, update=update)
     stream = model.stream(model.batch_size)
     if first:
         stream.run(inputs(model, 1))
-        # getrusage also counts memory of the parent process, before exec
+        # getrusage would also count the memory of the parent process before exec
         lines = Path("/proc/self/status").read_text().splitlines()
         (peak,) = (int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
         print(json.dumps({"seconds": time.process_time(), "peak": peak * 1024}))

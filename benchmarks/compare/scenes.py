@@ -1,7 +1,8 @@
-"""Runs streams of one loaded model through the same scenes, whatever the model, for `bit_equality.py` to compare.
+"""Run the same operations on streams of any loaded model, and yield all results, which `bit_equality.py` compares.
 
-It uses the public contract alone, so that one and the same file runs on two checkouts. What a model refuses is an item
-as well: its message, on one line. The draws depend on the manifest's tables alone.
+A scene is a sequence of operations on a stream. The module uses only public names of the runtime, so that the same file
+runs with two checkouts. If a model refuses an operation, the message of the error is the result. The random inputs
+depend only on the manifest's tables and on fixed seeds.
 """
 
 from __future__ import annotations
@@ -15,18 +16,19 @@ import msgspec
 import numpy as np
 
 Items = Iterator[tuple[str, Any]]
-"""Pairs of a name and an array or a message."""
+"""Pairs of a result's name and the result: an array, or a message as an array of one string."""
 HUGE = 3e38
-"""A feature so large that the sum of two overflows to infinity."""
+"""A feature so large that the sum of two such features overflows to infinity."""
 
 
 class Scenes:
-    """The scenes that streams of one loaded model go through.
+    """The scenes of one loaded model.
 
     Args:
         model: the result of `txl_runtime.load`.
-        snapshot: the path to store a stream's state.
-        others: a state that the other record stored, for a fresh stream to continue; None for one's own.
+        snapshot: the path to which a stream's state is stored.
+        others: the path of a state that the other record stored, which a fresh stream continues; None to continue the
+            state of `snapshot`.
     """
 
     def __init__(self, model: Any, snapshot: Path, others: Path | None) -> None:
@@ -46,7 +48,7 @@ class Scenes:
         self._of_tokens = logprobs and [entry["role"] for entry in self._table] == ["tokens"]
 
     def items(self) -> Items:
-        """Yield name and array of every result."""
+        """Run all scenes that fit the model; yield name and value of every result."""
         scenes = [self._run, self._smaller, self._uncommitted, self._finite, self._poisoned, self._feed_arrays]
         scenes += [self._moved, self._states]
         if self._of_tokens:
@@ -57,10 +59,10 @@ class Scenes:
             for item, array in scene():
                 yield f"{scene.__name__[1:]}: {item}", array
 
-    # --- draws ----------------------------------------------------------------------------------------------------
+    # --- random inputs --------------------------------------------------------------------------------------------
 
     def _arrays(self, length: int, seed: int, rows: int | None = None) -> dict[str, Any]:
-        """Draw all inputs by name, of `length` positions."""
+        """Draw random inputs of `length` positions, by name, for `rows` sequences (None for the model's batch size)."""
         draws = np.random.default_rng(seed)
         places = {"B": rows or self._b}
         results = {}
@@ -76,17 +78,17 @@ class Scenes:
         return np.random.default_rng(seed).integers(0, self._v, shape, dtype=np.int32)
 
     def _one(self, length: int) -> int:
-        """Return a segment length that the model can run, near this number."""
+        """Return `length`; of a model with exact lengths, its longest segment length that is at most `length`."""
         return next((size for size in self._lengths if size <= length), self._lengths[-1]) if self._exact else length
 
     def _many(self, length: int) -> int:
-        """Return the largest number up to this one that is a sum of segment lengths."""
+        """Return the largest number up to `length` that segment lengths add up to; 1 for inputs without positions."""
         if not any("L" in entry["shape"] for entry in self._table):
             return 1
         return next((size for size in range(length, 0, -1) if self._edges(size)[-1] == size), self._lengths[-1])
 
     def _edges(self, length: int) -> list[int]:
-        """Return the positions at which a sequence may end, 0 first; exact lengths may not add up to `length`."""
+        """Return the lengths from 0 to `length` that a sequence can have: [0, 4, 8] of 9, if 4 is the exact length."""
         if not self._exact:
             return list(range(length + 1))
         edges = [0]
@@ -95,8 +97,9 @@ class Scenes:
         return edges
 
     def _counts(self, length: int, seed: int, rows: int | None = None, least: int = 0) -> Any:
-        """Return lengths from idle (or `least`) to full, the last sequence's at least 1; in lockstep all of them are
-        equal.
+        """Draw for each sequence the number of positions that count, from 0 (from 1 if `least` is 1) to `length`.
+
+        The last sequence has at least 1. In lockstep all have `length`. For example, [0, 5, 3] of 3 sequences.
         """
         b = rows or self._b
         if self._lockstep:
@@ -107,17 +110,20 @@ class Scenes:
         return counts
 
     def _live(self, index: int, b: int) -> Any:
-        """Yield masks of the sequences that run: each alone, all but one, all, none, halves, alternating."""
+        """Return mask number `index` of the sequences that run, bool [b], e.g. [True, False] for index 0.
+
+        In order: only one runs, all but one, all, none, the first half, the second half, every second one.
+        """
         places = np.arange(b)
         ways = [places == row for row in range(b)] + [places != row for row in range(b)]
         ways += [places >= 0, places < 0, places < (b + 1) // 2, places >= b // 2, places % 2 == 0]
         chosen = ways[index % len(ways)]
         return np.full(b, bool(chosen.any())) if self._lockstep else chosen
 
-    # --- what comes out -------------------------------------------------------------------------------------------
+    # --- results --------------------------------------------------------------------------------------------------
 
     def _tried(self, name: str, call: Callable[..., Any], *arguments: Any, **named: Any) -> Items:
-        """Yield the results of a call, an array or arrays by name; or its message if it refuses."""
+        """Call a function, and yield the array or arrays that it returns, or the message with which it refuses."""
         try:
             result = call(*arguments, **named)
         except self._refusal as error:
@@ -136,7 +142,7 @@ class Scenes:
         for state, values in stream.state().items():
             yield f"{name}, state {state}", values
 
-    # --- any model, by arrays -------------------------------------------------------------------------------------
+    # --- scenes of any model --------------------------------------------------------------------------------------
 
     def _run(self) -> Items:
         stream = self._model.stream()
@@ -156,7 +162,7 @@ class Scenes:
         yield "shown", np.array(repr(stream))
 
     def _smaller(self) -> Items:
-        """Run streams of fewer sequences than the bundle has, and enlarge them."""
+        """Run streams of fewer sequences than the bundle has, then enlarge each to the bundle's number."""
         for b in range(1, self._b):
             try:
                 stream = self._model.stream(b)
@@ -194,7 +200,7 @@ class Scenes:
             arrays = self._arrays(length, 500 + index)
             live = self._live(2 * self._b if index > 2 else index, self._b)
             counts = self._counts(length, 510 + index, least=1) * live
-            # index 0: NaN in an idle sequence, if sequences may be idle; 1: in one that runs; 2: infinity
+            # segments 0 and 1 are healthy; sequence 0 gets NaN in segments 2 and 3, and huge values in segment 4
             if index >= 2:
                 self._spoil(arrays, 0, np.nan if index < 4 else HUGE)
             for commit in (False, True):
@@ -225,7 +231,7 @@ class Scenes:
         yield from self._after(stream, "after the reset")
 
     def _spoil(self, arrays: dict[str, Any], row: int, value: float) -> None:
-        """Set one sequence's floating-point features to this value."""
+        """Set all floating-point features of sequence `row` to `value`."""
         for entry in self._table:
             if entry["dtype"].startswith("float") and "B" in entry["shape"]:
                 arrays[entry["name"]][(slice(None),) * entry["shape"].index("B") + (row,)] = value
@@ -278,9 +284,7 @@ class Scenes:
         yield from self._after(stream, "moved")
 
     def _exchange(self, stream: Any) -> None:
-        """Put the last sequence's state in the first one's place, and a state of a second stream in the last one's
-        place.
-        """
+        """Put the last sequence's state into the first sequence, and a state of a second stream into the last one."""
         other = self._model.stream()
         other.run(self._arrays(self._one(self._longest), 850))
         taken = stream.take(stream.batch_size - 1)
@@ -302,7 +306,7 @@ class Scenes:
         stream.restore(StreamState.load(self._snapshot))
         yield from self._continued(stream, "continued in the same stream")
         fresh = self._model.stream()
-        # with --snapshots, the state that the other record stored
+        # with --snapshots, this is the state that the other record stored
         fresh.restore(StreamState.load(self._others or self._snapshot))
         yield from self._after(fresh, "restored")
         yield from self._continued(fresh, "continued in a fresh stream")
@@ -316,10 +320,10 @@ class Scenes:
     def _generated(self, stream: Any, prompt: Any, number: int, **how: Any) -> Any:
         return np.array(list(stream.generate(prompt, number, **how)))
 
-    # --- models of tokens -----------------------------------------------------------------------------------------
+    # --- scenes of models of tokens -------------------------------------------------------------------------------
 
     def _refused(self) -> Items:
-        """Yield the messages with which a model of arrays refuses tokens."""
+        """Call the methods that need tokens, and yield the messages with which a model of other inputs refuses."""
         stream, tokens = self._model.stream(), np.zeros((self._b, 1), np.int32)
         for name in ("step", "feed", "score"):
             yield from self._tried(name, getattr(stream, name), tokens)
@@ -334,7 +338,7 @@ class Scenes:
             length = self._one(wanted)
             yield f"{index}", stream.step(self._tokens(length, index))
         yield from self._after(stream, "whole segments")
-        # enough steps to go around a ring several times
+        # the number of steps is large enough to go around a ring several times
         for index in range(6 + 3 * self._memory_length // self._longest):
             length = self._one((self._longest, shorter, 1)[index % 3])
             yield f"partial {index}", stream.step(self._tokens(length, index), self._counts(length, index))
@@ -376,7 +380,7 @@ class Scenes:
             yield from self._after(stream, name)
 
     def _rows(self) -> Items:
-        """Do the same as `_moved` with tokens, through `step` and `feed`."""
+        """Reset, reorder, drop and double sequences between calls of `step` and `feed`."""
         stream, longest = self._model.stream(), self._longest
         stream.feed(self._tokens(self._many(2 * longest + self._memory_length), 40))
         yield from self._tried("one reset", stream.reset, [self._b - 1])

@@ -1,13 +1,13 @@
-"""Prove that a change to verification weakens no verdict: good bundles and faulty ones, verified by two checkouts.
+"""Prove that a change to verification weakens no verdict: two checkouts verify good and faulty bundles.
 
     python benchmarks/compare/verdicts.py OLD NEW [--only WORD ...] [--json FILE]
 
-Both checkouts have a `.venv`. Bundles are exported once, by OLD: Transformer-XLs in every precision, models with steps
-of their own, and every case of both oracles. Each verifies as it is, and with the faults of
-`tests/helpers/seeded_bundle_faults.py` that it can have, against its checkpoint or its module; cases of the oracles
-have one fault in an output and one in a state. A line says what both sides say of one case, with the gates that failed;
-the last one how many verdicts are the same, better and worse. A fault that OLD finds and NEW does not is worse, and so
-is a good bundle that NEW refuses. Exit code 1 says that one is worse.
+Both checkouts have a `.venv`. OLD exports the bundles, once: Transformer-XLs in every precision, models with steps of
+their own, and every case of both oracles. Both checkouts verify each bundle against its checkpoint or its module, as it
+is, and with each fault of `tests/helpers/seeded_bundle_faults.py` that fits the bundle. Cases of the oracles have one
+fault in an output and one in a state. Each printed line has one bundle's verdicts by both checkouts, with the gates
+that failed. The last line has the numbers of verdicts that are the same, better and worse. A verdict is worse if NEW
+misses a fault that OLD finds, or refuses a good bundle that OLD accepts. Exit code 1 says that a verdict is worse.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from typing import Any, Literal
 sys.path.extend(str(Path(__file__).parents[2] / "tests" / folder) for folder in ("", "helpers"))
 
 SMALL = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1, "int8": 5e-2, "int4": 2e-1}
-"""Size of the fault to inject by precision: several times the precision's rounding."""
+"""The size of an injected fault by precision: several times the rounding error of that precision."""
 WINDOWED = {"same_length": True, "clamp_length": 4}
 STEPS = "tests/stand_ins/small_steps.py"
 
 
 @dataclass(frozen=True)
 class Case:
-    """A bundle.
+    """A bundle to export and verify.
 
     Attributes:
         name: the bundle's name.
         config: changes to a small Transformer-XL's config; None for a user's own step.
         options: options of the export.
         source: a user's own step, FILE.py:FUNCTION below this checkout.
-        oracle: instead of these, a case of `tests/helpers/oracle.py` or of `oracle_stateful.py` beside it.
-        faults: the faults to inject: all for its kind, or one in an output and one in a state.
+        oracle: a case of `tests/helpers/oracle.py` or `tests/helpers/oracle_stateful.py` instead of a config or source.
+        faults: the faults to inject: "all" of the bundle's kind, "one each" in an output and a state, or "none".
     """
 
     name: str
@@ -85,7 +85,7 @@ OWN = (
 
 
 def cases() -> Iterator[Case]:
-    """Return all cases: those of the oracles in float32, and some of each kind in lower precisions."""
+    """Yield all cases: `OWN`, all cases of both oracles in float32, and some of their cases in lower precisions."""
     from oracle import LANGUAGE_MODELS, refuses_kv
     from oracle_stateful import BUILDS
 
@@ -103,7 +103,13 @@ def cases() -> Iterator[Case]:
 
 
 def made(case: Case, folder: Path, here: Path) -> dict[str, Any]:
-    """Export a bundle, and return the arguments for its verification."""
+    """Export a case to good.txl in a folder, and return the arguments of its verification, e.g. {"module": "…"}.
+
+    Args:
+        case: the case.
+        folder: the folder.
+        here: the checkout with the files of own modules.
+    """
     import torch
     import txl_export
     from support import random_state, save_checkpoint, small_config
@@ -122,7 +128,10 @@ def made(case: Case, folder: Path, here: Path) -> dict[str, Any]:
 
 
 def made_of_oracle(case: Case, folder: Path) -> dict[str, Any]:
-    """Export an oracle's case; a Transformer-XL without a file of its own is verified against the bundle's weights."""
+    """Export a case of an oracle, and return the arguments of its verification.
+
+    A Transformer-XL without a checkpoint file has no arguments, and is verified against the bundle's weights.
+    """
     import oracle
     import oracle_stateful
 
@@ -137,7 +146,7 @@ def made_of_oracle(case: Case, folder: Path) -> dict[str, Any]:
 
 
 def faults_of(case: Case, bundle: Path) -> dict[str, Any]:
-    """Return the faults to inject into a bundle, by title."""
+    """Return the faults to inject into a bundle by title: functions that alter the bundle at a path."""
     from seeded_bundle_faults import step_faults, transformer_xl_faults, with_constant
     from txl_runtime.bundle.reading import open_bundle
 
@@ -156,7 +165,7 @@ def faults_of(case: Case, bundle: Path) -> dict[str, Any]:
 
 
 def verdicts(folder: Path, given: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    """Return the failing gates of every bundle in a folder, or the error that ended its verification."""
+    """Yield for every bundle in a folder its name and its failed gates, or the error that ended its verification."""
     import oracle_stateful
     import torch
     import txl_export
@@ -165,7 +174,7 @@ def verdicts(folder: Path, given: dict[str, Any]) -> Iterator[tuple[str, list[st
     torch.set_num_threads(1)
     stateful = given.pop("stateful", "")
     for path in sorted(folder.glob("*.txl")):
-        torch.manual_seed(0)  # own modules draw random weights when they are made
+        torch.manual_seed(0)  # so that own modules, which draw their weights when they are made, get the same
         try:
             more: dict[str, Any] = {"module": oracle_stateful.Case(stateful).build()} if stateful else {}
             parity = txl_export.verify(path, threads=1, **given, **more)
@@ -176,7 +185,7 @@ def verdicts(folder: Path, given: dict[str, Any]) -> Iterator[tuple[str, list[st
 
 
 def asked(checkout: Path, folder: Path, given: dict[str, Any]) -> dict[str, list[str]]:
-    """Ask a checkout for its verdicts on the bundles in a folder."""
+    """Let a checkout verify all bundles in a folder; return their failed gates by name, [] for a bundle that passed."""
     command = [checkout / ".venv" / "bin" / "python", __file__, "--worker", folder, json.dumps(given)]
     ended = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
     if ended.returncode:
@@ -185,7 +194,7 @@ def asked(checkout: Path, folder: Path, given: dict[str, Any]) -> dict[str, list
 
 
 def compared(case: Case, old: Path, new: Path) -> Iterator[dict[str, Any]]:
-    """Return the lines of the table for one bundle."""
+    """Export a case with `old`, let both checkouts verify it as it is and with each fault; yield a line for each."""
     with tempfile.TemporaryDirectory(prefix="verdicts-") as place:
         folder = Path(place)
         command = [old / ".venv" / "bin" / "python", __file__, "--make", case.name, folder]
@@ -206,8 +215,12 @@ def compared(case: Case, old: Path, new: Path) -> Iterator[dict[str, Any]]:
 
 
 def verdict(good: bool, before: bool, after: bool) -> str:
-    """Compare both sides' verdicts on a bundle: "same", "better" or "WORSE"; `before` and `after` are True if it
-    failed.
+    """Compare both checkouts' verdicts on a bundle: "same", "better" or "WORSE".
+
+    Args:
+        good: True if the bundle has no fault.
+        before: True if the bundle failed in OLD.
+        after: True if it failed in NEW.
     """
     if before == after:
         return "same"
@@ -215,7 +228,7 @@ def verdict(good: bool, before: bool, after: bool) -> str:
 
 
 def main() -> int:
-    """Read the command line."""
+    """Read the command line, compare all cases, and print their lines; or do the work of one checkout's process."""
     here = Path(__file__).resolve().parents[2]
     if sys.argv[1:2] == ["--worker"]:
         print(json.dumps(dict(verdicts(Path(sys.argv[2]), json.loads(sys.argv[3])))))

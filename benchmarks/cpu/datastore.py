@@ -1,11 +1,12 @@
-"""Measure what a datastore gains on a text over K, T and W, how many neighbours clusters find, and a search's cost.
+"""Measure a datastore's gain on a text for several K, T and W, the recall of its clusters, and the cost of a search.
 
     python benchmarks/cpu/datastore.py BUNDLE STORE HELDOUT [--tokens 20000] [--plot FILE.png]
     python benchmarks/cpu/datastore.py BUNDLE STORE HELDOUT --cost 100000 1000000 10000000
 
-STORE is what `txl-deploy datastore build BUNDLE TEXT -o STORE` made. Each position's neighbours are searched once, and
-the curves are computed from these. `--cost` times searches of one query at each number of rows, in turns with the
-model's step of one token: the store's rows, repeated with noise where there are fewer.
+`txl-deploy datastore build BUNDLE TEXT -o STORE` makes the STORE. K is the number of neighbours, T the temperature of
+their shares, and W the weight of the neighbours beside the model. The neighbours of each position are searched once,
+and all curves are computed from these neighbours. `--cost` times searches of one query in stores of each given number
+of rows, in turns with steps of one token. If STORE has fewer rows, its rows are repeated with noise.
 """
 
 from __future__ import annotations
@@ -32,14 +33,19 @@ from txl_deploy.retrieval.store import feature_columns
 NEIGHBOURS = (1, 4, 16, 32, 64, 128)
 TEMPERATURES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 TURNS = 200
-"""Searches that are timed at each number of rows."""
+"""The number of searches, and of steps, that are timed for each number of rows."""
 WEIGHTS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
 def losses(nll: np.ndarray, far: np.ndarray, hits: np.ndarray, temperature: float, weights: Any) -> list[float]:
-    """Return bits per token for each weight, from the model's nll [n], distances [n, K] and hits [n, K].
+    """Return the mean bits per token for each weight W, e.g. [5.1, 5.0] of (0.0, 0.1).
 
-    For example, nll [1000] and 8 neighbours: distances and hits [1000, 8].
+    Args:
+        nll: the model's negative log-likelihoods in nats, [n], e.g. [1000].
+        far: the distances of each position's K neighbours, nearest first, [n, K], e.g. [1000, 8].
+        hits: True for neighbours with the right token, [n, K].
+        temperature: T.
+        weights: the values of W.
     """
     shares = np.exp((far[:, :1] - far) / temperature)
     results = (shares * hits).sum(1) / shares.sum(1)
@@ -51,9 +57,9 @@ def losses(nll: np.ndarray, far: np.ndarray, hits: np.ndarray, temperature: floa
 
 
 def gain(model: txl_runtime.Model, store: Path, ids: np.ndarray) -> dict[str, Any]:
-    """Return the curves, and the recall of the store's search against a comparison with all rows.
+    """Return bits per token for all K, T and W on the tokens `ids` [n], e.g. [20000], and the figures of the search.
 
-    For example, ids [20000].
+    The recall compares the 32 neighbours that the search finds with those of a comparison with all rows.
     """
     header = read_header(store, model.manifest.model_id)
     check_files(store, header)
@@ -91,8 +97,9 @@ def gain(model: txl_runtime.Model, store: Path, ids: np.ndarray) -> dict[str, An
 
 
 def brute(features: np.ndarray, queries: np.ndarray, count: int) -> np.ndarray:
-    """Return the nearest rows by comparison with all rows, [n, count], in float64: queries [2, 512] give e.g.
-    [2, 8].
+    """Return the numbers of the `count` nearest rows by comparison with all rows in float64, [n, count].
+
+    For example, [2, 8] for queries [2, 512] and a count of 8.
     """
     best_far, best = np.full((len(queries), 0), np.inf), np.zeros((len(queries), 0), np.int64)
     for first in range(0, len(features), 1 << 16):
@@ -108,9 +115,17 @@ def brute(features: np.ndarray, queries: np.ndarray, count: int) -> np.ndarray:
 def cost(
     model: txl_runtime.Model, store: Path, ids: np.ndarray, sizes: Sequence[int], turns: int = TURNS
 ) -> list[dict[str, Any]]:
-    """Return processor time of one query by the number of rows, in ms, and of a step of the model in turns with it.
+    """Time a search of one query and a step of one token, in turns, for stores of several sizes.
 
-    For example, sizes 100000 and 1000000.
+    Args:
+        model: the model.
+        store: the datastore.
+        ids: tokens of a text, [n], at least `turns`.
+        sizes: numbers of rows, e.g. (100000, 1000000); stores of more than 100000 rows get an index.
+        turns: the number of timed searches.
+
+    Returns:
+        For each size the median processor time of both in ms, and the seconds and memory that the index takes.
     """
     features = mapped(store, read_header(store, model.manifest.model_id))[0]
     columns = feature_columns(model)[read_header(store, model.manifest.model_id).feature]
@@ -159,12 +174,12 @@ def cost(
 
 
 def memory() -> float:
-    """Return this process's largest resident memory in MB."""
+    """Return the largest resident memory so far of this process, in MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
 
 
 def panel(result: dict[str, Any]) -> Callable[[Any], None]:
-    """Return a function that draws bits per token over W for each K at its best T, and the model alone."""
+    """Return a function that draws bits per token over W: a curve for each K at its best T, a line for no store."""
 
     def drawn(axes: Any) -> None:
         for count in NEIGHBOURS:
@@ -180,7 +195,7 @@ def panel(result: dict[str, Any]) -> Callable[[Any], None]:
 
 
 def main() -> None:
-    """Measure, and print JSON."""
+    """Read the command line, measure the gain or the cost, and print JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("bundle", "store", "heldout"):
         parser.add_argument(name, type=Path)

@@ -1,10 +1,11 @@
-"""Decode, prefill and scoring with full memory against everything else one could run; 12 layers, d_model 512.
+"""Time decoding, prefill and scoring of bundles beside the same model in PyTorch; 12 layers, d_model 512, full memory.
 
     python benchmarks/cpu/decode_and_prefill.py [--memory 160 640 2100] [--against torch,torch-kv,…]
                                             [--precision int8 int4] [--out FOLDER]
 
-It measures as `txl-deploy bench` does: competitors in turns, memory full, one process, and the machine's own read
-bandwidth in the same run. --precision adds bundles of the same weights in low precision to every comparison.
+The script measures as `txl-deploy bench` does: all competitors run in turns in one process, and the same run measures
+the machine's read bandwidth. --against names the competitors. --precision adds bundles of the same weights in low
+precision.
 """
 
 from __future__ import annotations
@@ -47,17 +48,27 @@ COLUMNS = (
 
 
 class _Says(Silent):
-    """A listener that prints stages as lines."""
+    """A listener that prints the title of each stage on stderr."""
 
     def stage(self, title: str, total: int | None = None) -> None:
-        """See `txl_runtime.listener.Listener`."""
+        """Print the title of a stage; see `txl_runtime.listener.Listener`."""
         log(f"  {title}")
 
 
 def measure(
     folder: Path, quick: bool, memory: int, names: tuple[str, ...], precisions: list[str], threads: int, seconds: float
 ) -> Measurement:
-    """Measure one memory length: export, check that all competitors agree, then time them in turns."""
+    """Export a model with one memory length, check that all competitors agree, and time them in turns.
+
+    Args:
+        folder: the folder for the bundles.
+        quick: True for a tiny model.
+        memory: M.
+        names: the competitors in PyTorch and other runtimes.
+        precisions: the low precisions of further bundles.
+        threads: of every competitor.
+        seconds: of timing for each competitor and kind of work.
+    """
     values, longest = (TINY, 4) if quick else (MODEL, 64)
     path = random_bundle(folder / f"m{memory}.txl", values, (longest, 1), memory)
     model = txl_runtime.load(path, threads=threads)
@@ -90,7 +101,7 @@ def _low(precision: str, path: Path, threads: int) -> Competitor:
 
 
 def main() -> int:
-    """Run the benchmark."""
+    """Read the command line, measure every memory length, and print the tables."""
     options = parser(__doc__)
     options.add_argument("--memory", type=int, nargs="+", default=[160, 640, 2100], metavar="M")
     options.add_argument("--against", default=",".join(USUAL), help=f"some of {', '.join(FORMS)}, separated by commas")

@@ -1,15 +1,17 @@
-"""Evaluation cost against a vanilla model that recomputes its context for every token: the paper's Table 9.
+"""Time Transformer-XL's evaluation beside a vanilla model that recomputes its context for every token, as Table 9 does.
 
     python benchmarks/cpu/evaluation_speedup.py [--lengths 800 1800 2800 3800] [--engine bundle torch] [--plot FILE.png]
 
-Table 9 of the Transformer-XL paper (Dai et al. 2019): how many times slower a vanilla Transformer (Al-Rfou et al. 2018)
-evaluates than Transformer-XL, per token, by attention length. There every token is predicted from a window of that
-length, computed from scratch and slid by one; Transformer-XL feeds segments and keeps a memory of that length.
+Table 9 of the Transformer-XL paper (Dai et al. 2019) says by attention length how many times longer a vanilla
+Transformer (Al-Rfou et al. 2018) takes than Transformer-XL to evaluate a token. The vanilla model predicts every token
+from a window of that length, which it computes anew and moves by one token. Transformer-XL feeds segments, and keeps a
+memory of that length.
 
-Both here are the same class of model (12 layers, d_model 512, 8 heads, inner 2048; random weights), on the same
-machine, in turns. recurrent: attn_type 0, M = the attention length, scoring segments of 64. vanilla: attn_type 2, M 0,
-one window of the attention length per token, softmax for its last position only. --engine bundle runs both as this
-project's bundles; torch runs both eagerly, the recurrent model in the released code's layout.
+Here both models have 12 layers, d_model 512, 8 heads, inner 2048 and random weights, and run in turns on one machine.
+The recurrent model has attn_type 0 and M = the attention length, and scores segments of 64. The vanilla model has
+attn_type 2 and M 0; for each token it runs one window of the attention length, with the softmax of the last position
+only. `--engine bundle` runs both as bundles. `--engine torch` runs both in eager PyTorch, the recurrent model in the
+layout of the released code.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ SEGMENT = 64
 
 
 def works_of_bundles(recurrent: Model, vanilla: Model) -> dict[str, Work]:
-    """Return timed calls of this project's runtime: score one segment, draw from one window, feed one token."""
+    """Return the calls to time with this project's runtime, by name: score a segment, run a window, feed a token."""
     segments, windows = BundleCompetitor("r", recurrent), BundleCompetitor("v", vanilla)
     decoding = BundleCompetitor("d", recurrent)
     for competitor in (segments, decoding):
@@ -55,7 +57,7 @@ def works_of_bundles(recurrent: Model, vanilla: Model) -> dict[str, Work]:
 
 
 def works_of_torch(recurrent: Model, vanilla: Model) -> dict[str, Work]:
-    """Return the same calls in eager PyTorch."""
+    """Return the calls to time in eager PyTorch, by name: score a segment, run a window."""
     m, v = recurrent.manifest, vanilla.manifest
     eager = TimeFirstHidden(SharedLayers(m.config, m.dialect, m.memory_length, weights_of(recurrent)), 1)
     plain = PaperModel(v.config, v.dialect, 0, weights_of(vanilla))
@@ -74,7 +76,7 @@ ENGINES: dict[str, Callable[[Model, Model], dict[str, Work]]] = {"bundle": works
 def measure(
     folder: Path, length: int, engines: list[str], quick: bool, threads: int, seconds: float
 ) -> dict[str, Timed]:
-    """Measure one attention length; return the times of calls by "engine work"."""
+    """Time all calls of all engines for one attention length; return the times by name, e.g. "bundle recurrent"."""
     values, segment, rounds = (TINY, 4, 2) if quick else (MODEL, SEGMENT, 3)
     recurrent = random_bundle(folder / f"recurrent-{length}.txl", values, (segment, 1), length)
     vanilla = random_bundle(folder / f"vanilla-{length}.txl", values | {"attn_type": 2}, (length,), 0)
@@ -89,7 +91,7 @@ def measure(
 
 
 def panels(points: list[dict[str, Any]], engines: list[str]) -> list[Callable[[Any], None]]:
-    """Draw the cost per token as the context grows, and the speed-ups beside the paper's."""
+    """Return two functions that draw the cost of a token by attention length, and the speed-up beside the paper's."""
     lengths = [point["length"] for point in points]
 
     def costs(axes: Any) -> None:
@@ -115,7 +117,7 @@ def panels(points: list[dict[str, Any]], engines: list[str]) -> list[Callable[[A
 
 
 def main() -> int:
-    """Run the benchmark."""
+    """Read the command line, measure every attention length, print the table, and draw the picture if asked for."""
     options = parser(__doc__)
     options.add_argument("--lengths", type=int, nargs="+", default=list(PAPER), help="attention lengths")
     options.add_argument("--engine", nargs="+", choices=ENGINES, default=["bundle"], help="what runs both models")

@@ -1,9 +1,10 @@
-"""Export models of published sizes with random weights: minutes per stage, and peak memory against the weights.
+"""Export models of published sizes with random weights, and print seconds per stage and peak memory.
 
     python benchmarks/cpu/export_sizes.py [--only wt103-base …] [--folder DIR] [--json FILE]
 
-Each model is written as a checkpoint by one process and exported and self-tested by others, so that the peak is the
-export's alone. Weights are N(0, 0.02): speed and memory do not depend on them. Limit per model: 3 × weights + 1.5 GiB.
+One process writes the checkpoint of a model, a second one exports it, and a third one runs the self-test, so that the
+peak is that of the export only. The weights are N(0, 0.02), because speed and memory do not depend on their values. The
+exit code is 1 if a peak is over 3 × weights + 1.5 GiB.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ WT103 = (20000, 40000, 200000)
 
 
 def shape(layers: int, width: int, heads: int, head: int, inner: int, vocab: int, **more: Any) -> dict[str, Any]:
-    """Return the config of a checkpoint in this project's own form."""
+    """Return the config of a checkpoint in this project's own format."""
     sizes = {"n_layer": layers, "d_model": width, "n_head": heads, "d_head": head, "d_inner": inner}
     rest = {"vocab_size": vocab, "d_embed": width, "embedding_scale": width**0.5, "same_length": True}
     return sizes | rest | more
 
 
 MODELS: dict[str, tuple[dict[str, Any], int]] = {
-    # evaluation settings of the published results; the segment length is the second entry
+    # config with the evaluation settings of the published results, and the segment length
     "enwik8-12": (shape(12, 512, 8, 64, 2048, 204, memory_length=2100, clamp_length=820), 80),
     "enwik8-24": (shape(24, 1024, 8, 128, 3072, 204, memory_length=3800, clamp_length=1000), 128),
     "wt103-base": (shape(16, 410, 10, 41, 2100, 267735, memory_length=640, clamp_length=400, cutoffs=WT103), 64),
@@ -45,7 +46,7 @@ MODELS: dict[str, tuple[dict[str, Any], int]] = {
 
 
 def write_checkpoint(name: str, path: str) -> None:
-    """Write a random checkpoint, in a process of its own, so that its memory is not counted."""
+    """Write a checkpoint with random weights; it runs in a process of its own, whose memory is not counted."""
     import msgspec
     import torch
     from txl_export.checkpoints.txl import FORMAT, TxlConfig
@@ -64,7 +65,7 @@ def write_checkpoint(name: str, path: str) -> None:
 
 
 def run(*command: object) -> tuple[str, float, float]:
-    """Run a command; return its stderr, seconds, and peak resident memory in GiB."""
+    """Run a command; return its stderr, its seconds, and its peak resident memory in GiB."""
     started = time.monotonic()
     code = (
         "import resource, subprocess, sys; r = subprocess.run(sys.argv[1:]); "
@@ -78,7 +79,7 @@ def run(*command: object) -> tuple[str, float, float]:
 
 
 def measure(name: str, folder: Path) -> dict[str, Any]:
-    """Export one model and self-test it."""
+    """Write, export and self-test one model, delete its files, and return its sizes and times."""
     checkpoint, bundle = folder / f"{name}.pt", folder / f"{name}.txl"
     writer = multiprocessing.get_context("spawn").Process(target=write_checkpoint, args=(name, str(checkpoint)))
     writer.start()
@@ -108,7 +109,7 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Run the benchmark."""
+    """Read the command line, measure every model, and print the results; return 1 if a peak is over its limit."""
     parser = argparse.ArgumentParser(description="Peak memory and time of exports at published sizes.")
     parser.add_argument("--only", nargs="*", choices=MODELS, default=list(MODELS))
     parser.add_argument("--folder", type=Path, help="where to write; a temporary folder without it")

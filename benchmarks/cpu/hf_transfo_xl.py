@@ -1,13 +1,14 @@
-"""Against Hugging Face's TransfoXL (transformers 4.37.2, eager): the same weights, two processes in turns.
+"""Time a bundle beside Hugging Face's TransfoXL (transformers 4.37.2, eager) with the same weights, in turns.
 
-Its model was removed in transformers 5.0 and does not run in 4.38 … 4.57, so it needs an environment of its own:
+TransfoXL was removed in transformers 5.0 and does not run in 4.38 … 4.57, so it needs an environment of its own:
 
     python -m venv ../hf-venv
     ../hf-venv/bin/pip install transformers==4.37.2 torch==2.13.0      # any torch from 2.0 on; safetensors comes along
     python benchmarks/cpu/hf_transfo_xl.py --python ../hf-venv/bin/python [--memory 160] [--out FOLDER]
 
-The Hugging Face process makes a random model and saves it; this one exports what was saved, both compute the same
-segments, and only if they agree are they timed. While one process is timed the other waits on a pipe and uses no core.
+The Hugging Face process makes a random model and saves it. This process exports the saved model. Both processes compute
+the same segments, and are timed only if their log-probabilities agree. While one process is timed, the other waits on a
+pipe and uses no core.
 """
 
 from __future__ import annotations
@@ -26,23 +27,20 @@ if TYPE_CHECKING:
 
 WORDS = 204
 SEGMENTS = (64, 64, 64, 1, 1, 1, 64, 1)
-"""Lengths of the segments that are compared before anything is timed; those longer than the bundle allows are skipped.
-"""
+"""Lengths of the segments that are compared first; a length over the bundle's longest segment is cut to that length."""
 LIMIT = 1e-3
 PAUSE = 0.1
-"""Seconds to wait until the other process's threads have stopped spinning."""
+"""Seconds until the threads of the Hugging Face process, once it has answered, stop spinning."""
 WARM_UP_CALLS = 3
 SIZES = {"n_layer": 12, "d_model": 512, "d_embed": 512, "n_head": 8, "d_head": 64, "d_inner": 2048}
 SMALL = {"n_layer": 2, "d_model": 16, "d_embed": 16, "n_head": 2, "d_head": 8, "d_inner": 32}
 
 
 def worker() -> None:
-    """Run the Hugging Face side, without this project: a JSON request per line on stdin, an answer per line on
-    stdout.
-    """
+    """Run the Hugging Face side, without this project: read one JSON request a line, and print one JSON answer each."""
     import torch
 
-    transformers = import_module("transformers")  # imported by name, because this environment lacks it and its types
+    transformers = import_module("transformers")  # imported by name, for mypy: this project's environment lacks it
     asked = json.loads(sys.stdin.readline())
     torch.set_num_threads(asked["threads"])
     torch.manual_seed(0)
@@ -78,7 +76,7 @@ def _answer(what: object) -> None:
 
 
 class HuggingFace:
-    """The worker process, which is asked over pipes."""
+    """The Hugging Face process, which answers requests over pipes."""
 
     def __init__(self, python: Path, folder: Path, config: dict[str, int], threads: int) -> None:
         command = [str(python), __file__, "--worker"]
@@ -88,7 +86,7 @@ class HuggingFace:
         ]
 
     def ask(self, request: object) -> Any:
-        """Send a request and wait for its answer."""
+        """Send a request to the process, and return its answer."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(request) + "\n")
@@ -99,14 +97,14 @@ class HuggingFace:
         return json.loads(line)
 
     def close(self) -> None:
-        """End the process."""
+        """Close the process's input, which ends the process, and wait for its end."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
 
 
 def main() -> int:
-    """Run the benchmark."""
+    """Read the command line, compare every memory length, and print the table; or run the Hugging Face side."""
     if "--worker" in sys.argv:
         worker()
         return 0
@@ -134,7 +132,15 @@ def main() -> int:
 
 
 def compare(python: Path, memory: int, quick: bool, threads: int, seconds: float) -> dict[str, Any]:
-    """Compare and then time both at one memory length, with the same weights."""
+    """Check that both sides agree at one memory length, then time both; return the difference, times and versions.
+
+    Args:
+        python: the Python of the environment with transformers.
+        memory: M.
+        quick: True for a tiny model.
+        threads: of each side.
+        seconds: of timing for each side and segment length.
+    """
     import txl_runtime
     from txl_export import export
 
@@ -160,7 +166,7 @@ def compare(python: Path, memory: int, quick: bool, threads: int, seconds: float
 
 
 def largest_difference(ours: BundleCompetitor, other: HuggingFace, longest: int) -> float:
-    """Return the largest difference of log-probabilities over chained segments, from Hugging Face's memory of zeros."""
+    """Return the largest difference of both sides' log-probabilities over the chained segments of `SEGMENTS`."""
     import numpy as np
 
     from benchmarks.shared.models import random_tokens
@@ -174,7 +180,7 @@ def largest_difference(ours: BundleCompetitor, other: HuggingFace, longest: int)
 
 
 def turns(ours: BundleCompetitor, other: HuggingFace, length: int, rounds: int, seconds: float) -> dict[str, list[int]]:
-    """Time single calls of both in turns, in nanoseconds; the side that waits is blocked on a pipe."""
+    """Time segments of one length on both sides, in turns; return the nanoseconds of every call by side."""
     from benchmarks.shared.models import random_tokens
     from txl_deploy.bench.timing import come_to_rest, time_slice
 

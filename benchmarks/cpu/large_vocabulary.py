@@ -1,11 +1,11 @@
-"""Measures a vocabulary of 267,735 words: the body of wt103-base with M 640, decoding one token at a time.
+"""Measure the cost of a vocabulary of 267,735 words: wt103-base's layers with M 640 decode one token at a time.
 
     python benchmarks/cpu/large_vocabulary.py [--tails] [--out FOLDER]
 
-The same body with 204 words shows what the layers alone cost; what a step with the large vocabulary takes longer is the
-softmax. It is measured for all log-probabilities (`step`) and for drawing with `generate`: sampling, greedy, top-k,
-top-p. With random weights nearly every drawn word is one of the head cluster. --tails adds a bundle whose clusters have
-higher biases, so that about a third of the drawn words come from tails, to show what drawing from them costs.
+A model of the same layers with 204 words shows the time of the layers; the additional time of a step with the large
+vocabulary is the softmax's. Steps are measured that compute all log-probabilities (`step`), and that draw with
+`generate`: sampling, greedy, top-k and top-p. With random weights nearly every drawn word is in the head cluster. So
+`--tails` adds a bundle whose tail clusters have higher biases: about a third of its drawn words come from tails.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ENDLESS = 1_000_000
 
 
 class Drawing:
-    """A stream that generates endlessly; one call draws one token."""
+    """A stream that generates tokens without end; each call of the object draws one token."""
 
     def __init__(self, model: Model, options: dict[str, Any]) -> None:
         ours = BundleCompetitor("bundle", model)
@@ -52,13 +52,13 @@ class Drawing:
         self._before = (self.stream.draws.tokens, self.stream.draws.tails)
 
     def __call__(self, index: int) -> None:
-        """Feed the last token, and draw the next one."""
+        """Feed the token that was drawn last, and draw the next token."""
         if next(self._tokens, None) is None:
             self._tokens = self._start()
 
     @property
     def tails_per_token(self) -> float:
-        """Return the number of clusters beyond the head that were computed per drawn token."""
+        """Return the mean number of tail clusters that were computed for a drawn token, e.g. 0.3."""
         tokens, tails = self.stream.draws.tokens - self._before[0], self.stream.draws.tails - self._before[1]
         return tails / tokens if tokens else 0.0
 
@@ -67,7 +67,7 @@ class Drawing:
 
 
 def stepping(model: Model) -> Work:
-    """Return a call that computes all log-probabilities after one token."""
+    """Return a function that feeds one token and computes all log-probabilities."""
     ours = BundleCompetitor("bundle", model)
     fill(ours, model)
     tokens = random_tokens(model.manifest.vocab_size, (16, 1, 1))
@@ -75,7 +75,10 @@ def stepping(model: Model) -> Work:
 
 
 def bundles(folder: Path, quick: bool, tails: bool) -> dict[str, Path]:
-    """Return the bundles: the layers alone, the large vocabulary, and with --tails one for draws that read tails."""
+    """Return the bundles by name: "layers" with few words, "head" with many, and with `tails` also "tails".
+
+    Words drawn from the bundle "tails" often come from tail clusters.
+    """
     few: dict[str, Any] = TINY | {"same_length": True} if quick else shape(16, 410, 10, 41, 2100, FEW, **BODY)
     cutoffs, words = ((20, 40), 60) if quick else (WT103, WORDS)
     many = few | {"vocab_size": words, "cutoffs": cutoffs}
@@ -86,14 +89,14 @@ def bundles(folder: Path, quick: bool, tails: bool) -> dict[str, Path]:
     }
     if tails:
         state = random_state(many, deviation=deviation(many["d_model"]))
-        # exp(bias) per cluster against one per word of the head: together a third of the probability.
+        # each of the n tail clusters gets the weight of cutoffs[0] / 2n words, so that all have a third of the whole
         state["softmax.cluster.bias"] += float(np.log(cutoffs[0] / (2 * len(cutoffs))))
         result["tails"] = random_bundle(folder / "tails.txl", many, lengths, memory, state=state)
     return result
 
 
 def main() -> int:
-    """Run the benchmark."""
+    """Read the command line, time every bundle, and print the table."""
     options = parser(__doc__)
     options.add_argument("--tails", action="store_true", help="a model whose drawn words are often not in the head too")
     arguments = options.parse_args()

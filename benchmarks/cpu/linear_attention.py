@@ -1,9 +1,10 @@
-"""LinearAttention as plain operators beside ONNX Runtime's: opset 27's (from 1.32 on) and its own (from 1.26 on).
+"""Time LinearAttention as plain operators beside ONNX Runtime's two kernels: of opset 27, and of its own domain.
 
     python benchmarks/cpu/linear_attention.py [--threads 1]
 
-For 1, 16 and 64 positions of one sequence: the fewest milliseconds of a run, and the largest error beside the
-recurrence in float64, of the largest result.
+ONNX Runtime has the operator of opset 27 from 1.32 on, and com.microsoft's from 1.26 on. Each of the three forms is run
+on 1, 16 and 64 positions of one sequence. The script prints the milliseconds of the fastest run, and the largest
+difference from the recurrence in float64, divided by the largest result.
 """
 
 from __future__ import annotations
@@ -31,7 +32,16 @@ SIZES = {
 
 
 def graph(rule: str, heads: int, keys: int, values: int, rates: int, length: int, own: bool = False) -> onnx.ModelProto:
-    """Return a graph of one node: of opset 27, or ONNX Runtime's own."""
+    """Return a graph of one LinearAttention node, of opset 27, or with `own` of ONNX Runtime's domain com.microsoft.
+
+    Args:
+        rule: the operator's update rule, e.g. "gated_delta".
+        heads: the number of heads.
+        keys, values: the widths of a head's keys and values.
+        rates: decays for each head: 0, 1 or one per key.
+        length: positions.
+        own: True for ONNX Runtime's own operator.
+    """
     sizes = {
         "q": heads * keys,
         "k": heads * keys,
@@ -55,7 +65,7 @@ def graph(rule: str, heads: int, keys: int, values: int, rates: int, length: int
 
 
 def plain(made: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the same computation as a graph of plain operators."""
+    """Return a graph of plain operators that computes the same as a graph of `graph`."""
     taken = ir.from_proto(made)
     infer_shapes(taken)
     to_forms(taken)
@@ -64,7 +74,7 @@ def plain(made: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def drawn(made: onnx.ModelProto, heads: int) -> dict[str, Any]:
-    """Draw inputs: keys of length 1, decays below 0, rates between 0 and 1."""
+    """Draw inputs by name: keys of norm 1, logarithms of decays below 0, rates of the delta rule between 0 and 1."""
     draws, results = np.random.default_rng(0), {}
     for given in made.graph.input:
         sizes = [dim.dim_value for dim in given.type.tensor_type.shape.dim]
@@ -77,7 +87,7 @@ def drawn(made: onnx.ModelProto, heads: int) -> dict[str, Any]:
 
 
 def recurrence(feeds: dict[str, Any], heads: int) -> Any:
-    """Compute the results in float64, position by position."""
+    """Compute the output in float64, position by position, [1, positions, heads · values], e.g. [1, 16, 512]."""
     wide = {name: array[0].astype(np.float64) for name, array in feeds.items()}
     state, results = wide["s"], []
     for at in range(len(wide["q"])):
@@ -92,7 +102,7 @@ def recurrence(feeds: dict[str, Any], heads: int) -> Any:
 
 
 def fewest(session: Any, feeds: dict[str, Any]) -> float:
-    """Return milliseconds of the fastest of many runs."""
+    """Run a session for half a second, and return the milliseconds of the fastest run."""
     taken, end = list[float](), time.perf_counter() + 0.5
     while time.perf_counter() < end or len(taken) < 5:
         began = time.perf_counter()
@@ -102,7 +112,7 @@ def fewest(session: Any, feeds: dict[str, Any]) -> float:
 
 
 def main() -> None:
-    """Print the table."""
+    """Read the command line, and print a line for each size and number of positions."""
     text = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     text.add_argument("--threads", type=int, default=1)
     options = onnxruntime.SessionOptions()

@@ -1,9 +1,9 @@
-"""Load → first token, and peak memory of decoding and prefill; 12 layers, d_model 512, M 640.
+"""Measure the time from loading to the first token, and peak memory; 12 layers, d_model 512, M 640.
 
     python benchmarks/cpu/load_and_memory.py [--out FOLDER]
 
-Every figure is measured in a fresh process, for both ways of loading: at full speed (the engine packs a copy of the
-weights) and lean (it uses the mapped file as it is). What lean costs per step is measured in turns.
+Each of these figures is measured in a fresh process, for both ways to load a bundle: at full speed, where the engine
+packs a copy of the weights, and lean, where the engine uses the mapped file as it is. Steps of both are timed in turns.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MEGABYTE = 1e6
 
 
 def speeds(path: Path, threads: int, seconds: float) -> tuple[Row, ...]:
-    """Time decoding and prefill, at full speed and lean, in turns."""
+    """Time decoding and prefill of a bundle that is loaded at full speed and lean, in turns."""
     both = []
     for name in ("full speed", "lean"):
         model = txl_runtime.load(path, threads=threads, lean=name == "lean")
@@ -41,7 +41,7 @@ def speeds(path: Path, threads: int, seconds: float) -> tuple[Row, ...]:
 
 
 def main() -> int:
-    """Run the benchmark."""
+    """Read the command line, measure both ways to load, and print the tables."""
     arguments = parser(__doc__).parse_args()
     values, longest, memory_length = (TINY, 4, 7) if arguments.quick else (MODEL, 64, 640)
     loads = Table(("", "load, s", "first token, s", "together", "without hashes", "from starting Python"))

@@ -1,19 +1,21 @@
-"""Drafts of `generate(lookup=4)` beside plain decoding: tokens a run, time, and whether the tokens are the same.
+"""Compare `generate(lookup=4)`, which drafts tokens, with plain decoding: tokens of a run, time, equal tokens.
 
     python benchmarks/cpu/lookup.py --case code code.txl heldout.txt --case music music.txl music.npy --threads 1
     python benchmarks/cpu/lookup.py --equal 10000 --case code code.txl heldout.txt
     python benchmarks/cpu/lookup.py --cost
 
-A case is a name, a bundle, and a text that its model has not seen: a file for the bundle's vocabulary, or token ids as
-.npy. Prompts are cut from the text. Both ways draw from the same prompt with the same seed, in turns, the first one
-alternating; the prompt's own time is left out. Times are of processors. A run is a step or a segment with a draft. The
-last row of a case draws at temperature 5 from the 4 best tokens: latest tokens repeat, and what followed is no guide.
+A case is a name, a bundle, and a text that the model has not seen: a file for the bundle's vocabulary, or token ids as
+.npy. Prompts are cut from the text. Both ways draw after the same prompt with the same seed, in turns, and the way that
+begins alternates. Times are processor time, without that of the prompt. A run is a step, or a segment with a draft. The
+last row of a case draws at temperature 5 from the 4 best tokens: the latest tokens occur earlier too, but the tokens
+that followed there seldom follow again.
 
-`--equal` compares as many tokens instead, drawn from one prompt. Where both ways differ, it prints both tokens'
-log-probabilities, the distance of the random number from the border of two tokens' shares (greedy: that of the two
-log-probabilities), and how far a segment's row is from a step's; it goes on behind that place with the plain tokens.
+`--equal NUMBER` instead compares this number of tokens, drawn after one prompt. For each token that differs, it prints
+the log-probabilities of both tokens, the distance of the random number from the nearest border between two tokens'
+shares (greedy: the difference of the two log-probabilities), and the largest difference between log-probabilities by a
+segment and by single steps. The comparison continues after the plain token.
 
-`--cost` times segments of 5 positions beside steps, for random models of 12 layers of 512 with M 640.
+`--cost` instead times segments of 5 positions beside steps, for random models of 12 layers, d_model 512 and M 640.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from benchmarks.shared.results import finish, parser
 from benchmarks.shared.tables import Table, log
 
 PROMPT, NEW, DRAFT = 1024, 512, 4
-"""Numbers of tokens: of a prompt, drawn in a turn, at most in a draft."""
+"""The number of tokens of a prompt, the number drawn in a turn, and the largest number in a draft."""
 How = dict[str, Any]
 DRAWS: dict[str, How] = {
     "0": {"temperature": 0.0},
@@ -50,7 +52,7 @@ LARGE = shape(12, 512, 8, 64, 2048, 204)
 
 
 class Noted(lookup.Pace):
-    """A pace that notes for each run whether it was a draft, and the number of tokens that it yielded."""
+    """A pace that counts runs by kind, (True for a draft, number of tokens that the run yielded): {(True, 3): 17}."""
 
     runs: ClassVar[Counter[tuple[bool, int]]] = Counter()
 
@@ -70,7 +72,16 @@ def text_of(model: Model, text: Path) -> Ids:
 
 
 def drawn(stream: Stream, prompt: Ids, number: int, seed: int, most: int, how: How) -> tuple[list[int], float]:
-    """Draw `number` tokens after the prompt, e.g. 512; return them, and the processor seconds of all but the first."""
+    """Draw tokens after a prompt; return the tokens, and the processor seconds of all but the first token.
+
+    Args:
+        stream: a stream of one sequence, which is reset first.
+        prompt: token ids [n].
+        number: of tokens to draw.
+        seed: of the draws.
+        most: the largest number of tokens in a draft; 0 for plain decoding.
+        how: further options of `generate`.
+    """
     stream.reset()
     tokens = stream.generate(prompt, number, seed=seed, lookup=most, **how)
     results, began = [int(next(tokens)[0])], time.process_time()
@@ -79,7 +90,16 @@ def drawn(stream: Stream, prompt: Ids, number: int, seed: int, most: int, how: H
 
 
 def gains(name: str, model: Model, text: Ids, turns: int, number: int, table: Table) -> dict[str, Any]:
-    """Add a row to the table for each way to draw, e.g. 512 tokens at temperature 1."""
+    """Draw with and without drafts in each way of `DRAWS`, and add a row to the table for each way.
+
+    Args:
+        name: the case's name.
+        model: the model.
+        text: token ids [n], from which prompts are cut.
+        turns: the number of prompts.
+        number: of tokens drawn after each prompt.
+        table: the table.
+    """
     stream, every = model.stream(1), dict[str, Any]()
     prompts = [text[at : at + PROMPT] for at in np.linspace(0, len(text) - PROMPT, turns).astype(int)]
     for said, how in DRAWS.items():
@@ -110,8 +130,9 @@ def gains(name: str, model: Model, text: Ids, turns: int, number: int, table: Ta
 
 
 def row(stream: Stream, past: Ids, singly: bool) -> Floats:
-    """Return log-probabilities after `past`, [V], e.g. [256]; its last 5 tokens run as single steps or as one
-    segment.
+    """Return the log-probabilities [V], e.g. [256], after the tokens `past` [n].
+
+    The last 5 tokens run as single steps if `singly` is True, otherwise as one segment.
     """
     stream.reset()
     stream.feed(past[None, :-5], last=True)
@@ -122,7 +143,15 @@ def row(stream: Stream, past: Ids, singly: bool) -> Floats:
 
 
 def equal(name: str, model: Model, text: Ids, number: int, table: Table) -> dict[str, Any]:
-    """Add a row for the greedy tokens, and one for tokens drawn at temperature 1."""
+    """Compare the tokens of drafts with plain tokens, greedy and at temperature 1; add a row to the table for each.
+
+    Args:
+        name: the case's name.
+        model: the model.
+        text: token ids [n], whose beginning is the prompt.
+        number: of tokens to compare.
+        table: the table.
+    """
     stream, every = model.stream(1), dict[str, Any]()
     for said in ("0", "1"):
         past, same, places = text[:PROMPT], 0, []
@@ -136,7 +165,7 @@ def equal(name: str, model: Model, text: Ids, number: int, table: Table) -> dict
             if apart < left:
                 steps, segment = row(stream, past[:-1], True), row(stream, past[:-1], False)
                 one, two = float(steps[plain[apart]]), float(steps[guessed[apart]])
-                # the same random numbers as a `Sampler`
+                # the random numbers that a `Sampler` draws with this seed
                 draws = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(0,)))
                 shares = np.cumsum(np.exp(steps)) / np.exp(steps).sum()
                 border = float(np.abs(shares - draws.random(apart + 1)[-1]).min()) if said == "1" else abs(one - two)
@@ -155,7 +184,7 @@ def equal(name: str, model: Model, text: Ids, number: int, table: Table) -> dict
 
 
 def cost(path: Path, threads: int, rounds: int) -> dict[int, list[float]]:
-    """Return processor seconds of a step and of a segment of 5, timed in turns with full memory."""
+    """Time steps and segments of 5 positions in turns, with full memory; return processor seconds by length."""
     model = txl_runtime.load(path, threads=threads)
     stream, prompt = model.stream(1), random_tokens(model.manifest.config.vocab_size, (1, 64))
     for _ in range(model.manifest.memory_length // 64 + 1):
@@ -163,7 +192,7 @@ def cost(path: Path, threads: int, rounds: int) -> dict[int, list[float]]:
     results: dict[int, list[float]] = {1: [], 5: []}
     for turn in range(rounds):
         for length in (1, 5) if turn % 2 else (5, 1):
-            for _ in range(2):  # twice: after the first call the caches hold this program's data
+            for _ in range(2):  # only the second call is timed, when the caches hold this program's data
                 began = time.process_time()
                 stream.run({"tokens": prompt[:, :length]}, commit=False)
                 took = time.process_time() - began
@@ -172,7 +201,7 @@ def cost(path: Path, threads: int, rounds: int) -> dict[int, list[float]]:
 
 
 def costs(options: argparse.Namespace, table: Table) -> dict[str, Any]:
-    """Add a row to the table for each precision."""
+    """Time steps beside segments of 5 positions, in fp32 and int8; add a row to the table for each precision."""
     every: dict[str, object] = {}
     for precision in ("fp32", "int8"):
         with tempfile.TemporaryDirectory() as folder:
@@ -186,7 +215,7 @@ def costs(options: argparse.Namespace, table: Table) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure what was asked for and print the table."""
+    """Read the command line, measure the cases or the cost, and print the table."""
     option_parser = parser(__doc__, seconds=None)
     option_parser.add_argument("--case", nargs=3, action="append", default=[], metavar=("NAME", "BUNDLE", "TEXT"))
     option_parser.add_argument("--turns", type=int, default=8, help=f"of {NEW} tokens each, default 8")

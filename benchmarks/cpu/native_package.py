@@ -1,9 +1,11 @@
-"""A Transformer-XL in plain C beside what the generator would write, and ONNX Runtime, in turns.
+"""Time a Transformer-XL's package in plain C beside code of the general generator and beside ONNX Runtime, in turns.
 
     python benchmarks/cpu/native_package.py [--memory 640] [--lengths 1 8] [--rounds 15] [--out FOLDER] [--quick]
 
-It packages a random model of 12 layers, d_model 512, in fp32 and int8, compiles each package with its own flags, and
-counts the processor time of one thread with full memory. Ratios to the fp32 bundle are taken round by round.
+The script packages a random model of 12 layers, d_model 512, in fp32 and int8: with the native step, as a package has
+it, and in fp32 also without the native step, so that the generator writes the code. Each package is compiled with the
+flags of its Makefile. The times are processor time of one thread with full memory. Each round has its own ratios to the
+fp32 bundle.
 """
 
 from __future__ import annotations
@@ -31,12 +33,15 @@ from txl_deploy.plain_c.native import packed_step
 
 MODEL = shape(12, 512, 8, 64, 2048, 204)
 STEPS = 3
-"""Steps of each side in a round."""
+"""The number of steps that each side runs in a round."""
 Step = Callable[[NDArray[np.int32]], object]
 
 
 def packaged(bundle: Path, folder: Path, length: int, generated: bool) -> Step:
-    """Package a bundle, compile it, and return its step as a function of tokens [1, L]."""
+    """Package a bundle, unless the folder exists, compile it, and return its step, a function of tokens [1, L].
+
+    With `generated` the package has the generator's code instead of the native step.
+    """
     if not folder.exists():
         kept = (lambda *given: None) if generated else packed_step
         with mock.patch.object(package, "packed_step", kept):
@@ -62,7 +67,7 @@ def packaged(bundle: Path, folder: Path, length: int, generated: bool) -> Step:
 
 
 def measure(ways: dict[str, Step], length: int, memory: int, vocab: int, rounds: int) -> str:
-    """Return a table of medians in milliseconds, and of ratios with their quartiles."""
+    """Fill the memory of each side, time the sides in turns, and return a table of medians in ms and of ratios."""
     rng = np.random.default_rng(0)
     spent: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(memory // length + 2 + rounds):
@@ -83,7 +88,7 @@ def measure(ways: dict[str, Step], length: int, memory: int, vocab: int, rounds:
 
 
 def main() -> int:
-    """Measure what the command line asks for."""
+    """Read the command line, package the bundles, and print a table for each segment length."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--memory", type=int, default=640)
     parser.add_argument("--lengths", type=int, nargs="+", default=[1, 8])

@@ -1,11 +1,12 @@
-"""The step in C beside the bundle in ONNX Runtime: decode and segments of 64, memory full, in turns in one process.
+"""Time the native step in C beside the bundle in ONNX Runtime: decode and segments of 64, full memory, in turns.
 
     python benchmarks/cpu/native_steps.py [--memory 640] [--threads 1 2] [--rounds 15] [--only int4 bf16] [--quick]
 
-It exports a random model of 12 layers, d_model 512, in fp32, int8 and int4, builds the step with keys and values in
-fp32, fp16 and int8, of the fp32 bundle in bf16 too, and times all of them by the clock and by the processor time of all
-threads. On a machine that others use, read the processor time of one thread. "floor" is the share of a decode step's
-time by the clock in which `bench`'s measurement of the same rounds would read the step's bytes from memory.
+The script exports a random model of 12 layers, d_model 512, in fp32, int8 and int4. For each bundle it builds the
+native step with keys and values in fp32, fp16 and int8, and for the fp32 bundle also with weights in bf16. All run in
+one process, and are timed by the clock and by the processor time of all threads. On a machine that others use, read
+the processor time of one thread. "floor" is the share of a decode step's clock time that reading the step's bytes
+takes at the memory bandwidth that the same rounds measured, as `txl-deploy bench` does.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from txl_deploy.bench.floor import HostBandwidth
 
 MODEL = shape(12, 512, 8, 64, 2048, 204)
 STEPS = 20
-"""Decode steps of a round; a round has one segment."""
+"""The number of decode steps of a round, beside one longest segment."""
 CACHES: tuple[Cache, ...] = ("fp32", "fp16", "int8")
 WEIGHTS: tuple[Weights, ...] = ("fp32", "bf16", "int8", "int4")
 BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "int8": 1.0, "int4": 0.5}
-"""Bytes of a number, without the scales of int8 and int4."""
+"""Bytes of a number by precision, without the scales of int8 and int4."""
 
 
 def bundles(folder: Path, memory: int, quick: bool) -> Iterator[tuple[str, Path, str]]:
-    """Yield the name, bundle and backend of each way to run the model."""
+    """Export and build what is missing in a folder; yield name, bundle and backend of each way to run the model."""
     values, longest = (TINY, 4) if quick else (MODEL, 64)
     whole = folder / f"m{memory}.txl"
     if not whole.exists():
@@ -58,7 +59,7 @@ def bundles(folder: Path, memory: int, quick: bool) -> Iterator[tuple[str, Path,
 
 
 def step_bytes(name: str, model: txl_runtime.Model) -> float:
-    """Return the bytes that a decode step reads with full memory: matrices, keys, values, tables and softmax."""
+    """Return the bytes that a decode step reads with full memory: matrices, keys, values, position tables, softmax."""
     c, (_, precision, *more) = model.manifest.config, name.replace(",", "").split()
     cache = more[-1] if more else "fp32"
     rows, size = (model.memory_length or 0) + 1, c.n_head * c.d_head
@@ -71,9 +72,10 @@ def step_bytes(name: str, model: txl_runtime.Model) -> float:
 def measure(
     ways: list[tuple[str, Path, str]], threads: int, rounds: int
 ) -> tuple[dict[tuple[str, int], list[float]], dict[str, float]]:
-    """Return seconds by way and length, and by way the seconds in which memory would deliver a decode step's bytes.
+    """Time all ways in turns; return the seconds of each step, and the seconds of reading a decode step's bytes.
 
-    Seconds of wall time have the length as their key; processor seconds of all threads have the negative length.
+    Seconds of steps have the keys (name of the way, length) by the clock, and (name, -length) for the processor time of
+    all threads. Seconds of reading have the name of the way as their key.
     """
     models = {name: txl_runtime.load(path, backend, threads=threads) for name, path, backend in ways}
     streams, rng = {name: model.stream() for name, model in models.items()}, np.random.default_rng(0)
@@ -99,7 +101,7 @@ def measure(
 
 
 def table(found: dict[tuple[str, int], list[float]], floors: dict[str, float], threads: int) -> str:
-    """Return a table of medians in milliseconds; in brackets, the share of the fp32 bundle's."""
+    """Return a table of medians in ms, in brackets the ratio to the fp32 bundle's, and of each way's floor."""
     lengths = sorted({length for _, length in found}, key=lambda length: (abs(length), -length))
     names = list(dict.fromkeys(name for name, _ in found))
     medians = {key: statistics.median(values) * 1e3 for key, values in found.items()}
@@ -114,7 +116,7 @@ def table(found: dict[tuple[str, int], list[float]], floors: dict[str, float], t
 
 
 def main() -> int:
-    """Measure what the command line asks for; print a table for each number of threads."""
+    """Read the command line, build all ways, and print a table for each number of threads."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--memory", type=int, default=640)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])

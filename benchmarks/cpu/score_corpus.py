@@ -1,9 +1,9 @@
-"""Seconds and processor seconds of scoring many documents: one thread, two, and a command of your own, in turns.
+"""Time `txl-deploy score` on many documents with one job, with two, and with a command of your own, in turns.
 
     python benchmarks/cpu/score_corpus.py BUNDLE TEXT [--beside "COMMAND score … --json"]
 
-TEXT is cut into documents of random length. BUNDLE and the documents are put behind the `score` of COMMAND. The load of
-the machine is printed beside each run.
+TEXT is cut into documents of random length. BUNDLE and the file of documents are inserted after the word `score` of
+COMMAND. Each run prints its seconds, its processor seconds, and the load of the machine.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import msgspec
 
 
 def documents(text: bytes, path: Path, mean: int) -> None:
-    """Write documents of random length as JSON lines."""
+    """Cut a text into documents of random length, `mean` bytes on average, and write them as lines of JSON."""
     draws, place = random.Random(0), 0
     with path.open("wb") as stream:
         while place < len(text):
@@ -36,7 +36,7 @@ def documents(text: bytes, path: Path, mean: int) -> None:
 
 
 def main() -> None:
-    """Read the command line and measure."""
+    """Read the command line, run all commands in turns, and print each run and the medians."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("text", type=Path)

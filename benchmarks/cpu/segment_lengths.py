@@ -1,10 +1,11 @@
-"""A token's cost by the longest segment of its bundle: a ring has M + 2 L slots, and every step reads all of them.
+"""Time a token by the longest segment of its bundle: a ring has M + 2 L slots, and every step reads all of them.
 
     python benchmarks/cpu/segment_lengths.py [--only NAME …] [--longest 64 16] [--threads 1]
 
-One model is exported with each longest segment besides 1, and with 1 alone, which has M + 1 slots. The bundles decode
-in turns in one process, with their memory full; the first is there twice, which shows the noise. `prompt` is 64
-tokens, by segments of the longest length. The times are of the processor, and the ratios medians of the rounds' own.
+Each model is exported with the segment lengths L and 1 for each L of --longest, and with only 1, which has M + 1 slots.
+The bundles run in turns in one process, with full memory. The first bundle is opened twice, which shows the noise. The
+work "token" is one token, and "prompt" is 64 tokens in segments of length L. The times are processor time, and each
+ratio is the median of the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -33,12 +34,15 @@ MODELS: dict[str, tuple[dict[str, Any], int, int, str]] = {
     "m640": (LARGE, 640, 1, "fp32"),
     "m640-int8": (LARGE, 640, 1, "int8"),
 }
-"""By name: shape, M, B and precision."""
+"""The models by name: shape, M, B and precision."""
 PROMPT = 64
 
 
 def measure(models: dict[str, Model], sequences: int, rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Return the milliseconds of each round, by work and bundle."""
+    """Time one token and a prompt with every bundle, in turns; return the ms of each round by work and bundle.
+
+    For example, {"token": {"L 64": [3.1, 3.2]}}. `sequences` is the number of sequences that run.
+    """
     streams: dict[str, Stream] = {name: model.stream(batch_size=sequences) for name, model in models.items()}
     first = next(iter(models.values()))
     prompt = random_tokens(first.manifest.config.vocab_size, (sequences, PROMPT))
@@ -50,7 +54,7 @@ def measure(models: dict[str, Model], sequences: int, rounds: int) -> dict[str, 
     for work, tokens in works.items():
         for turn in range(rounds if work == "token" else max(3, rounds // 8)):
             for name in list(models)[:: 1 if turn % 2 else -1]:
-                streams[name].feed(tokens, last=True)  # not timed: fills the caches with this bundle's weights
+                streams[name].feed(tokens, last=True)  # not timed; it fills the caches with this bundle's weights
                 began = time.process_time()
                 streams[name].feed(tokens, last=True)
                 results[work][name].append((time.process_time() - began) * 1e3)
@@ -58,7 +62,7 @@ def measure(models: dict[str, Model], sequences: int, rounds: int) -> dict[str, 
 
 
 def main() -> None:
-    """Export, measure and print the tables."""
+    """Read the command line, export and time every model, and print the table."""
     option_parser = parser(__doc__, seconds=None, several_threads=False)
     option_parser.add_argument("--only", nargs="+", choices=MODELS, default=list(MODELS), metavar="NAME")
     option_parser.add_argument("--longest", type=int, nargs="+", default=[64, 16], metavar="L", help="default 64 16")

@@ -1,13 +1,14 @@
-"""Carry packages to a machine without a network in pieces: cut here, joined there. Needs nothing but Python.
+"""Carry packages in pieces to a machine without a network: cut them here, and join them there, with only Python.
 
     python carry.py split WHEEL_OR_FOLDER … --out PIECES [--mib 36] [--only-sm 90]
     python carry.py join PIECES --site SITE
 
-`split` makes one archive and cuts it: PIECES/000, 001 … are as large as was asked for, the last one smaller, and
-PIECES/index.json has the SHA-256 of each. Carry them in as many turns as it takes, the index with any of them, into one
-folder. `join` checks every piece first, then puts the files into SITE; wheels are unpacked there. With --only-sm the
-machine code in libraries that is for GPUs of other compute capabilities is blank, and what is carried is compressed:
-onnxruntime-gpu takes two pieces, not seven. CUDA takes the code that fits, by headers that stay; no GPU has tried that.
+`split` makes one archive and cuts it into PIECES/000, 001 … of --mib MiB each; the last piece may be smaller.
+PIECES/index.json has the SHA-256 of each piece. Carry all pieces and the index into one folder, in as many turns as you
+like. `join` checks every piece, then writes the files to SITE, and unpacks the wheels there. With --only-sm, `split`
+overwrites the machine code for GPUs of different compute capabilities with zeros, and compresses the archive:
+onnxruntime-gpu then takes two pieces instead of seven. The headers of the code stay, by which CUDA finds the code for
+its GPU. No GPU has tried such libraries yet.
 """
 
 from __future__ import annotations
@@ -30,23 +31,26 @@ from typing import IO
 INDEX, FORMAT = "index.json", "txl-deploy.pieces.1"
 MIB = 2**20
 LEADS_OUT = re.compile(r"(^|/)\.\.(/|$)|^/|[\\:\0]|^$")
-"""Matches names of files that lie outside the folder they are unpacked into, on any system."""
+"""Matches file names that would leave the folder into which an archive is unpacked, on any system."""
 MODULES = re.compile(r"^[^/]+\.data/(?:purelib|platlib)/")
-"""Matches a wheel's folders of modules; its other folders hold scripts and headers, which no import needs."""
+"""Matches the folders of a wheel's `.data` that hold modules; scripts and headers in `.data` are not needed."""
 
 
 FATBIN, IMAGE = struct.Struct("<IHHQ"), struct.Struct("<HHIQ12xI")
-"""The header of a set of images in a library: magic, version, header's size, all others'; and that of one image: kind,
-version, header's size, content's size, and the compute capability."""
+"""Two headers in a library. The header of a set of images: magic number, version, the header's size, the images' size.
+The header of one image: kind, version, the header's size, the content's size, compute capability."""
 MAGIC, HEADER = 0xBA55ED50, 16
 
 
 class CarryError(Exception):
-    """Raised with one line: found, expected, and advice."""
+    """Pieces cannot be made or joined; the message is one line that says what was found, expected, and can be done."""
 
 
 def without_others(library: bytes, sm: int) -> bytes:
-    """Return a library in which images for other GPUs are zeros if the set has one for this GPU; nothing moves."""
+    """Return a library's bytes with zeros in place of all images for other GPUs; nothing changes its place.
+
+    A set of images without one for this GPU stays as it is. `sm` is the compute capability times 10, e.g. 90.
+    """
     result, magic, at = bytearray(library), struct.pack("<I", MAGIC), 0
     while (at := library.find(magic, at)) >= 0:
         _, version, header, size = FATBIN.unpack_from(library.ljust(at + HEADER), at)
@@ -66,9 +70,12 @@ def without_others(library: bytes, sm: int) -> bytes:
 
 
 def split(sources: Sequence[Path], folder: Path, most: int, sm: int | None = None) -> int:
-    """Cut files, and those of folders, into pieces of at most `most` MiB; returns the number of pieces.
+    """Cut files, and all files of folders, into pieces of at most `most` MiB in `folder`; return the number of pieces.
 
-    With `sm`, wheels are unpacked, their libraries are as `without_others` makes them, and the pieces are compressed.
+    With `sm`, wheels are unpacked, `without_others` changes their libraries, and the archive is compressed.
+
+    Raises:
+        CarryError: two files have one name, a file is a link to a folder, or `folder` is not empty.
     """
     named: dict[str, Path] = {}
     for source in sources:
@@ -104,7 +111,11 @@ def split(sources: Sequence[Path], folder: Path, most: int, sm: int | None = Non
 
 
 def join(folder: Path, site: Path) -> int:
-    """Put what was split into `site`, once all pieces are there and right; return the number of files."""
+    """Check all pieces of a folder, then unpack them into `site`; return the number of files in the archive.
+
+    Raises:
+        CarryError: the index or a piece is missing or wrong, or a file's name leads out of `site`.
+    """
     try:
         facts = json.loads((folder / INDEX).read_text())
         if facts["format"] != FORMAT:
@@ -138,7 +149,7 @@ def join(folder: Path, site: Path) -> int:
 
 
 def _members(wheel: Path) -> Iterator[tuple[str, IO[bytes]]]:
-    """Yield the files of a wheel that are imported: each with its name in a folder of packages, and its content."""
+    """Yield name and content of each file of a wheel that belongs into a folder of packages."""
     with zipfile.ZipFile(wheel) as archive:
         for member in archive.infolist():
             name = MODULES.sub("", _below(member.filename))
@@ -160,7 +171,7 @@ def _below(name: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Read the command line; split or join, and return 2 if that is not possible."""
+    """Read the command line, and split or join; return 2 after an error, else 0."""
     options = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     verbs = options.add_subparsers(dest="verb", required=True)
     cut, joined = verbs.add_parser("split", help="cut files"), verbs.add_parser("join", help="put them together")

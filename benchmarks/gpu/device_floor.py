@@ -1,11 +1,11 @@
-"""The shortest time of a step of one token on several GPUs: computed for the memory's stated speed, not measured.
+"""Compute, without a GPU, the shortest time of a step of one token on several GPUs, from their stated memory speed.
 
     python benchmarks/gpu/device_floor.py [--out FOLDER]
 
-No GPU is asked for. Bytes and times come from the functions with which `txl-deploy bench` prints the floor of the
-device that it runs on. A model is exported with one layer and with two, at full width and in fp16: each further layer
-adds what the second one does, exactly. Kernels are counted likewise, by the sidecars of TensorRT-RTX engines.
-The speeds in `DEVICES` are those of the makers' data sheets; what a device delivers is less.
+Nothing is measured. The functions with which `txl-deploy bench` prints a device's floor compute the bytes and times.
+Each model is exported in fp16 at full width, once with one layer and once with two: every further layer adds exactly
+the bytes that the second one adds. The number of kernels, from the sidecars of TensorRT-RTX engines, grows in the same
+way. The speeds in `DEVICES` come from the makers' data sheets; real devices are slower.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ DEVICES = {
     "Jetson AGX Orin": 204.8,
     "Jetson Orin Nano Super": 102.0,
 }
-"""Stated memory speed by device, in GB/s."""
+"""The stated memory speed of each device, in GB/s."""
 MODELS = {"12 layers, d_model 512, M 640": DEEP, "enwik8-24, M 3800": PUBLISHED["enwik8-24"][:2]}
 Least = tuple[dict[str, int], int]
-"""The bytes that a step reads, by their kind, and the number of its kernels."""
+"""The bytes that a step reads, by kind of data, and the number of kernels of the step."""
 
 
 def extended(one: Least, two: Least, layers: int) -> Least:
-    """Return the figures of a model with `layers` layers, from those of models with one layer and with two."""
+    """Compute bytes and kernels of a model with `layers` layers from the figures of the models with one and two."""
 
     def more(first: int, second: int) -> int:
         return first + (layers - 1) * (second - first)
@@ -49,7 +49,13 @@ def extended(one: Least, two: Least, layers: int) -> Least:
 
 
 def least_of(values: dict[str, Any], memory: int, folder: Path) -> Least:
-    """Return the bytes that a step of one token reads, and its engine's number of kernels."""
+    """Export and build a model with one layer and with two; return bytes and kernels of a step of the whole model.
+
+    Args:
+        values: the model's config.
+        memory: M.
+        folder: the folder for the bundles.
+    """
     small: list[Least] = []
     for layers in (1, 2):
         path = folder / f"{len(list(folder.iterdir()))}.txl"
@@ -62,7 +68,7 @@ def least_of(values: dict[str, Any], memory: int, folder: Path) -> Least:
 
 
 def tables_of(found: dict[str, Least]) -> list[Table]:
-    """Return the tables of the bytes that a step reads, and of the time that this takes."""
+    """Return a table of the bytes that a step reads, and a table of the time that reading takes on each device."""
     parts = Table(("model", *(f"{name}, MB" for name in next(iter(found.values()))[0]), "a token, MB", "kernels"))
     parts.title = "What a step of one token reads in fp16, B 1: computed; kernels counted from a build without a GPU"
     for title, (size, kernels) in found.items():
@@ -77,7 +83,7 @@ def tables_of(found: dict[str, Least]) -> list[Table]:
 
 
 def main(least: Callable[[dict[str, Any], int, Path], Least] = least_of) -> int:
-    """Print both tables."""
+    """Read the command line, compute all models with `least`, and print both tables."""
     arguments = parser(__doc__, seconds=None).parse_args()
     models = {"tiny": (TINY, 16)} if arguments.quick else MODELS
     with tempfile.TemporaryDirectory() as folder:

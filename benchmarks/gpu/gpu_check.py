@@ -1,4 +1,4 @@
-"""Tries this project on the GPU of this machine, in one command: `python3 gpu_check.py`, at most ten minutes.
+"""Check this project on the GPU of this machine with one command, `python3 gpu_check.py`, in at most ten minutes.
 
     python benchmarks/gpu/gpu_check.py [--budget 570] [--site FOLDER] [--out FOLDER]
     python benchmarks/gpu/gpu_check.py --engine cuda rtx … [--quick] [--bundle BUNDLE] [--batch 1 8 32]
@@ -7,22 +7,23 @@
                                    [--bundles FOLDER] [--out FOLDER]
     python benchmarks/gpu/gpu_check.py --prepare [--bundles FOLDER] …
 
-Without --engine, --bundle and --prepare it is the first contact with a machine: the project's own CUDA code call by
-call, its loop with PyTorch as the engine, the same under compute-sanitizer, what the host and a graph's nodes cost, and
-the speed of one model: of ONNX Runtime, of TensorRT-RTX recorded by the loop and by itself, and of PyTorch. It needs
-what a machine with PyTorch has, and msgspec; an engine whose package is missing is not run. With --engine bundles are
-built, verified and timed on each of these engines.
+Without --engine, --bundle and --prepare, the script does a first contact with a machine. It checks the project's own
+CUDA code call by call, and the project's loop with PyTorch as the engine, also under compute-sanitizer. It measures the
+cost of the host and of a graph's nodes. Then it times one model in ONNX Runtime, in TensorRT-RTX (recorded by the loop,
+and recorded by TensorRT-RTX itself) and in PyTorch. A first contact needs NumPy, PyTorch and msgspec; an engine whose
+package is missing is not run. With --engine, the script builds, verifies and times bundles on each named engine.
 
-Each item runs in a process of its own, so that a CUDA error ends that one alone, and its result is on the disk when the
-next begins. Ctrl-C, and a budget that is spent, end it with what there is; at the end OUT.tar.gz holds all results.
-Where there is no GPU it says so, writes a page that says so, and ends with 0.
+Each item runs in a process of its own, so that a CUDA error ends only that process. Its result is on the disk before
+the next item begins. Ctrl-C, or the end of the budget, ends the check with the results so far. At the end OUT.tar.gz
+holds all results. Without a GPU the script writes a page that says so, and ends with 0.
 
-It needs neither pip nor a network: packages that were carried to the machine are found in --site, and the project's own
-are those beside this file. Bundles that were exported elsewhere (--prepare needs no GPU) are found in --bundles.
-Some engines are run only when they are named. `cpu` takes all the same steps on the CPU, to rehearse; `torch-autotuned`
-is torch.compile in mode max-autotune, which compiles for minutes; `rtx-alone` is what it is in a first contact;
-`rtx-own` is `rtx` with engines that each hold all of their weights; `rtx-int8`, `rtx-fp8` and `rtx-int4` with rounded
-matrices, which the self-test alone judges here.
+The script needs neither pip nor a network. It finds packages that were carried to the machine in --site, the project's
+packages beside this file, and bundles that were exported elsewhere (--prepare needs no GPU) in --bundles.
+
+Some engines run only if --engine names them: `cpu` does all steps on the CPU, as a rehearsal. `torch-autotuned` is
+torch.compile in mode max-autotune, which compiles for minutes. `rtx-alone` is TensorRT-RTX that records itself.
+`rtx-own` is `rtx` with engines that each hold all weights. `rtx-int8`, `rtx-fp8` and `rtx-int4` are `rtx` with rounded
+matrices, which only the self-test judges here.
 """
 
 from __future__ import annotations
@@ -42,19 +43,19 @@ OWN = [ROOT, ROOT / "export", ROOT / "runtime"]
 ENGINES = ("cuda", "tensorrt", "rtx", "torch", "torch-compiled")
 REHEARSAL = "cpu"
 NAMED = (REHEARSAL, "torch-autotuned", "rtx-alone", "rtx-own", "rtx-int8", "rtx-fp8", "rtx-int4")
-"""Items that run only if they are named."""
+"""Engines that run only if --engine names them."""
 PRECISIONS = ("fp32", "fp16", "bf16")
 INTERRUPTED = 130
 BUDGET = 570.0
-"""Seconds for a first contact: less than ten minutes, even if a process has to be ended."""
+"""Seconds for a first contact: under ten minutes, with the time to end a process that hangs."""
 OF_ENGINES = ("quick", "batch", "precision", "update", "vocabulary", "memory", "segments", "seconds")
-"""Options that have no meaning in a first contact."""
+"""Options that a first contact refuses, because they only concern engines that are named."""
 
 
 def environment_of(site: Path | None) -> dict[str, str]:
-    """Return the environment of child processes: carried packages first, then the project's own, then installed ones.
+    """Return the environment of child processes, which import packages of `site` first, then the project's own.
 
-    Every folder of `site` with libraries is searched for libraries, because NVIDIA's packages are spread over many.
+    Every folder below `site` that holds libraries is on the library path, because NVIDIA's packages use many folders.
     """
     carried = [] if site is None else [site.resolve()]
     libraries = [] if site is None else sorted({file.parent.resolve() for file in site.rglob("*.so*")})
@@ -67,14 +68,14 @@ def environment_of(site: Path | None) -> dict[str, str]:
 
 
 def count(text: str) -> int:
-    """Read a whole number of at least 1."""
+    """Read an option's whole number, of at least 1."""
     if int(text) < 1:
         raise argparse.ArgumentTypeError(f"is {text}, expected at least 1")
     return int(text)
 
 
 def seconds(text: str) -> float:
-    """Read a duration in seconds."""
+    """Read an option's duration in seconds, of at least 0."""
     if not 0 <= float(text) < math.inf:
         raise argparse.ArgumentTypeError(f"is {text}, expected seconds from 0 on")
     return float(text)
@@ -126,7 +127,7 @@ def options() -> argparse.ArgumentParser:
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Return the options after checking that they agree; `first` is True for a first contact."""
+    """Read the command line and check that its options agree; the result's `first` is True for a first contact."""
     option_parser = options()
     given = option_parser.parse_args(arguments)
     if given.site is not None and not given.site.is_dir():
@@ -144,7 +145,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the check; return 1 if a step failed or was ended."""
+    """Run the check; return 1 if a step failed or was ended, 130 after Ctrl-C."""
     given = parsed(arguments)
     environment = environment_of(given.site)
     sys.path[:0] = environment["PYTHONPATH"].split(os.pathsep)
@@ -162,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     with writing("gpu_check"):
         write_page(runner.outcomes, given)
-        shutil.rmtree(given.out / "steps", ignore_errors=True)  # the archive holds one run only
+        shutil.rmtree(given.out / "steps", ignore_errors=True)  # so that the archive holds only this run's steps
         (given.out / "steps").mkdir()
         write_machine(given.out)
     stopped = False
@@ -175,7 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             stopped = True
             runner.leave_out("interrupted")
-        except OSError:  # a full disk
+        except OSError:  # e.g. of a full disk
             runner.leave_out("the check could not go on")
             raise
         print(write_page(runner.outcomes, given, final=True), flush=True)
@@ -186,5 +187,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # sent by `timeout`, or by the owner of the machine
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # `timeout` and the machine's owner send SIGTERM
     sys.exit(main())

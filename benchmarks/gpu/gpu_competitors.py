@@ -1,8 +1,9 @@
-"""PyTorch on a GPU with a bundle's weights: eager, and torch.compile with CUDA graphs.
+"""Run a bundle's weights in PyTorch on a GPU: eager, and by torch.compile with CUDA graphs.
 
-Both keep keys and values and fold what does not depend on the input, as the bundle does, and compute in its precision.
-Ids go to the GPU and answers come back through page-locked memory, with one wait per call, as the bundle's do. What is
-timed is first compared with `RELEASED`, the released code's layout in float32, on the same GPU.
+Both forms work as the bundle does: they keep keys and values, compute everything that does not depend on the input in
+advance, and use the bundle's precision. Ids go to the GPU and answers come back through page-locked memory, with one
+wait per call. Before a form is timed, it is compared with `RELEASED`, the layout of the released code in float32, on
+the same GPU.
 """
 
 from __future__ import annotations
@@ -30,22 +31,22 @@ from torch_forms import CompiledKeyValue, GraphLayers
 __all__ = ["DTYPES", "EAGER", "MODES", "RELEASED", "TorchOnGpu", "compare"]
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-"""The dtype of PyTorch's model beside a bundle of each precision; log-probabilities are float32."""
+"""The dtype in which PyTorch computes, by the bundle's precision; log-probabilities are float32."""
 EAGER, RELEASED = "torch", "torch-released"
 MODES = {"torch-compiled": "reduce-overhead", "torch-autotuned": "max-autotune"}
-"""Forms that torch.compile makes, with its mode: both use CUDA graphs, and the second tries many kernels first."""
+"""Forms made by torch.compile, with its mode. Both modes use CUDA graphs; max-autotune also tries many kernels."""
 COMPARED = 3
-"""Steps of one token that are compared: CUDA graphs run from the third call on."""
+"""The number of compared steps of one token; CUDA graphs run from the third call on."""
 
 
 class TorchOnGpu:
-    """PyTorch on a GPU, as a competitor.
+    """A competitor that computes in PyTorch on a GPU.
 
     Args:
         bundle: the bundle, whose precision is in `DTYPES`.
         form: `EAGER`, `RELEASED`, or one of `MODES`.
         device: "cuda"; tests say "cpu" or "meta".
-        temperature, top_k: options of draws.
+        temperature, top_k: the options of all draws.
     """
 
     def __init__(self, bundle: Bundle, form: str, device: str, temperature: float = 0.8, top_k: int = 50) -> None:
@@ -70,20 +71,21 @@ class TorchOnGpu:
             self.logprobs(tokens[:, : self._length])
 
     def logprobs(self, tokens: NDArray[np.int32]) -> Array:
-        """Return log-probabilities: int32 [B, T] → float32 [B, T, V], e.g. [4, 1] → [4, 1, 256]."""
+        """Return log-probabilities after each token: int32 [B, T] → float32 [B, T, V], e.g. [4, 1] → [4, 1, 256]."""
         return self._answer(self.inner.distribution, tokens)
 
     def draw(self, tokens: NDArray[np.int32]) -> Array:
-        """Draw from the most likely ids: int32 [B, T] → int32 [B], e.g. [4, 1] → [17, 4, 9, 2]."""
+        """Draw one of the `top_k` most likely ids: int32 [B, T] → int32 [B], e.g. [4, 1] → [17, 4, 9, 2]."""
         return self._answer(self._drawn, tokens)
 
     def score(self, tokens: NDArray[np.int32]) -> Array:
-        """Return nats of tokens[:, 1:]: int32 [B, T] → float32 [B, T-1]."""
+        """Return the nats of all tokens but the first: int32 [B, T] → float32 [B, T - 1], e.g. [4, 9] → [4, 8]."""
         return self._answer(self.inner.nats, tokens)
 
     def _drawn(self, tokens: Tensor) -> Tensor:
-        """Return the id with the largest share after dividing each share by an exponential draw: `multinomial` without
-        a wait.
+        """Draw ids for tokens [B, T], as `multinomial` would, but without a wait for the GPU.
+
+        Each share is divided by an exponential draw; the id of the largest quotient is drawn.
         """
         log_probabilities = self.parts.log_probabilities(self.inner.segment(tokens)[:, -1])
         results, ids = (log_probabilities / self._temperature).topk(self._top_k)
@@ -111,7 +113,7 @@ class TorchOnGpu:
         return array
 
     def _page_locked(self, like: Tensor) -> Tensor:
-        """Return host memory that the GPU reads and writes at full speed; calls of the same shape share it."""
+        """Return page-locked host memory of a tensor's shape and dtype; every call of the same shape gets the same."""
         kind = like.shape, like.dtype
         if kind not in self._locked:
             self._locked[kind] = torch.empty(
@@ -121,11 +123,13 @@ class TorchOnGpu:
 
 
 def compare(found: TorchOnGpu, expected: TorchOnGpu, tokens: NDArray[np.int32]) -> dict[str, float]:
-    """Fill both memories with tokens, e.g. [4, 64], take steps of one token, and return the differences of
-    log-probabilities.
+    """Fill both forms' memory with tokens, e.g. [4, 64], run steps of one token, and compare log-probabilities.
+
+    Returns:
+        The largest difference by the name of its measure, e.g. {"max_abs": 2e-5}.
 
     Raises:
-        CheckError: the two do not compute the same function, so timing would compare nothing.
+        CheckError: the difference is over the limit, so the two do not compute the same function.
     """
     for each in (found, expected):
         each.fill(tokens)
@@ -136,7 +140,7 @@ def compare(found: TorchOnGpu, expected: TorchOnGpu, tokens: NDArray[np.int32]) 
         p, q = (each.logprobs(token).astype(np.float64) for each in (expected, found))
         apart = np.abs(p - q).max() if measure == "max_abs" else (np.exp(p) * (p - q)).sum(-1).mean()
         worst = max(worst, float(apart)) if np.isfinite(apart) else np.nan
-    if not worst <= limit:  # NaN is no agreement either
+    if not worst <= limit:  # not `worst > limit`, which is False for NaN
         raise CheckError(
             f"{found.name}: differs from the released layout by {measure} {worst:.3g}, expected at most {limit:g}; "
             "it computes something else, so it is not timed"

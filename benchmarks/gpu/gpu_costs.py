@@ -1,11 +1,12 @@
-"""Measures a GPU's driver in a step with programs that do nothing, and a node of a graph.
+"""Measure what a GPU's driver costs in a step whose programs do nothing, and what a node of a CUDA graph costs.
 
     python benchmarks/gpu/gpu_costs.py host --bundle BUNDLE [--seconds 1.5] [--out FOLDER]
     python benchmarks/gpu/gpu_costs.py nodes [--out FOLDER]
 
-`host`: microseconds of a step of one token with a full memory, its copies to and from the device and its wait, once
-recorded and once put in singly. `nodes`: graphs of memsets of 4 bytes, one after the other, recorded as a step is; each
-node costs the difference between graphs, divided by that of their nodes. Both need NumPy, msgspec and the driver alone.
+`host` measures the microseconds of a step of one token with full memory, with the copies to and from the device and the
+wait, once recorded into a graph and once queued call by call. `nodes` measures graphs of several numbers of memsets of
+4 bytes, recorded as a step is; a node's cost is the difference in time divided by the difference in nodes. Both need
+only NumPy, msgspec and the driver.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from txl_runtime.device.gpu import gpu_name
 from benchmarks.shared.idle import Idle
 
 NODES = (50, 123, 250)
-"""Numbers of nodes in a graph; 123 is the number of kernels in a step of 12 layers, as counted with TensorRT-RTX."""
+"""The numbers of nodes of the measured graphs; 123 is the number of kernels of TensorRT-RTX in a step of 12 layers."""
 WARM_UP, CALLS = 20, 200
 
 
 def median_us(work: Callable[[], object], seconds: float = 0.0) -> float:
-    """Return the median time of a call in microseconds."""
+    """Call a function for some seconds, at least `CALLS` times; return the median time of a call in microseconds."""
     samples: list[float] = []
     for _ in range(WARM_UP):
         work()
@@ -50,7 +51,14 @@ def median_us(work: Callable[[], object], seconds: float = 0.0) -> float:
 
 
 def host(path: Path, rule: str, recordable: bool, seconds: float) -> Mapping[str, Any]:
-    """Time a step in which nothing is computed."""
+    """Time steps of a bundle whose programs compute nothing; return µs of a step, B, and the ways of recording.
+
+    Args:
+        path: the bundle.
+        rule: the update rule.
+        recordable: True if the loop may record the programs into a graph.
+        seconds: of timing.
+    """
 
     def open_idle(name: str, bundle: Bundle, update: str | None) -> DeviceBackend:
         states, device = bundle.manifest.states_of(rule), open_cuda()
@@ -71,7 +79,7 @@ def host(path: Path, rule: str, recordable: bool, seconds: float) -> Mapping[str
 
 
 def nodes() -> Mapping[str, Any]:
-    """Time graphs of several sizes: launch and wait."""
+    """Time the launch of graphs of each size in `NODES`, with the wait; return µs by number of nodes, and per node."""
     device = open_cuda()
     with device.current():
         queue, block = device.queue(), device.allocate(256)
@@ -94,7 +102,7 @@ def nodes() -> Mapping[str, Any]:
 
 
 def main() -> int:
-    """Run the measurement; return 1 if a part failed."""
+    """Read the command line and measure; return 1 if a part failed."""
     options = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     options.add_argument("what", choices=("host", "nodes"))
     options.add_argument("--bundle", type=Path, help="whose steps they are, for host")

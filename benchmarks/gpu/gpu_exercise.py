@@ -1,12 +1,13 @@
-"""The device loop on this machine's GPU against the CPU, step by step: random work, the same for both.
+"""Compare the device loop on this machine's GPU with the CPU, step by step, on the same random work.
 
     python benchmarks/gpu/gpu_exercise.py [--backend torch|cuda|tensorrt|rtx] [--quick] [--bundle BUNDLE] [--steps 300]
                                       [--threads 4] [--out FOLDER]
 
-Ring and rolled memory: full and partial segments, idle sequences, resets, reordering, snapshots, looks that commit
-nothing, memory that wraps around; and then streams in several threads. Backend torch interprets the programs with
-PyTorch, so that the loop is tested where neither TensorRT nor ONNX Runtime's CUDA provider runs. Of the others the
-engines are built first. Where there is no GPU it says so and ends with 0.
+The work, on ring and on rolled memory, is: full and partial segments, idle sequences, resets, reordering, snapshots,
+segments without commit, and memory that wraps around. After that, streams in several threads do such work at once.
+Backend torch interprets the programs with PyTorch, which tests the loop on machines where neither TensorRT nor ONNX
+Runtime's CUDA provider runs. For the other backends, the engines are built first. Without a GPU the script says so and
+ends with 0.
 """
 
 from __future__ import annotations
@@ -37,20 +38,20 @@ from txl_runtime.model import Model
 from txl_runtime.streaming.stream import Stream
 
 LIMIT = 1e-3
-"""The limit of results in fp32, as the ladder of parity has it for engines; relative to the largest where that is over
-1. In other precisions it is what `verify --bisect` takes for rounding."""
+"""The largest allowed difference in fp32, as the parity ladder has it for engines, relative to max(1, largest value).
+In lower precisions the limit is the difference that `verify --bisect` counts as rounding."""
 WORK = ("segment", "one", "partial", "idle", "reset", "select", "score", "snapshot", "looked")
 
 
 @dataclass
 class Exercise:
-    """The work done on a stream, and the largest distance of its results from the CPU's.
+    """The work that was done on a stream, and the largest difference of its results from the CPU's.
 
     Attributes:
-        worst: largest difference, relative to max(1, largest value).
+        worst: the largest difference, relative to max(1, largest value).
         done: the number of times that each kind of work was done.
         wrapped: the number of times that a sequence went around the end of its ring.
-        recorded: per program and side, whether its steps are recorded.
+        recorded: for each program and side, how its steps are run: recorded into a graph, or why not.
     """
 
     worst: float = 0.0
@@ -59,14 +60,21 @@ class Exercise:
     recorded: dict[str, str] = field(default_factory=dict)
 
     def compare(self, found: NDArray[Any], expected: NDArray[Any]) -> None:
-        """Keep the largest difference, e.g. of two arrays [4, 256]; NaN is larger than any number."""
+        """Update `worst` by the difference of two arrays, e.g. [4, 256]; NaN counts as infinite."""
         scale = max(1.0, float(np.abs(expected).max(initial=0)))
         difference = float(np.abs(found - expected).max(initial=0)) / scale
         self.worst = max(self.worst, difference if np.isfinite(difference) else np.inf)
 
 
 def exercise(model: Model, reference: Model, steps: int, seed: int) -> Exercise:
-    """Do the same random work with a stream of each model, the first of which runs on a device."""
+    """Do the same random work on a stream of each model, and compare all results.
+
+    Args:
+        model: the model on the device.
+        reference: the same model on the CPU.
+        steps: pieces of work.
+        seed: of the random choices.
+    """
     result, draws = Exercise(), np.random.default_rng(seed)
     ours, theirs = model.stream(), reference.stream()
     for index in range(steps):
@@ -87,7 +95,7 @@ def exercise(model: Model, reference: Model, steps: int, seed: int) -> Exercise:
 def _do(
     work: str, model: Model, ours: Stream, theirs: Stream, draws: np.random.Generator
 ) -> list[tuple[NDArray[Any], NDArray[Any]]]:
-    """Do one piece of work on both streams; return the results to compare."""
+    """Do one kind of work of `WORK` on both streams; return pairs of the results to compare."""
     b, longest = model.batch_size, model.segment_lengths[0]
     vocabulary = model.manifest.vocab_size
     tokens = draws.integers(0, vocabulary, (b, longest + 1)).astype(np.int32)
@@ -107,7 +115,7 @@ def _do(
         return []
     if work == "snapshot":
         kept = ours.snapshot()
-        ours.step(tokens[:, :longest])  # results of this step must not show afterwards
+        ours.step(tokens[:, :longest])  # this step may not affect later results
         ours.restore(kept)
         return []
     if work == "score":
@@ -125,7 +133,7 @@ def _do(
 
 
 def in_threads(model: Model, reference: Model, threads: int, steps: int) -> list[Exercise]:
-    """Do the work in several threads at once, each with a stream of its own.
+    """Run `exercise` in several threads at once, each with streams of its own; return all results.
 
     Raises:
         CheckError: a thread ended early.
@@ -136,7 +144,7 @@ def in_threads(model: Model, reference: Model, threads: int, steps: int) -> list
     def run(seed: int) -> None:
         try:
             results.append(exercise(model, reference, steps, 100 + seed))
-        except Exception as error:  # raised again in the thread that waits
+        except Exception as error:  # the waiting thread raises it again
             errors.append(error)
 
     running = [threading.Thread(target=run, args=(seed,)) for seed in range(threads)]
@@ -150,7 +158,7 @@ def in_threads(model: Model, reference: Model, threads: int, steps: int) -> list
 
 
 def open_device(path: Path, backend: str, update: str) -> Model:
-    """Open the bundle on the GPU."""
+    """Open a bundle on the GPU; for all backends but "torch", build its engines first."""
     if backend == "torch":
         model = txl_runtime.load(path, backend="cpu")
         model.backend = open_torch(model.bundle, open_cuda(), CudaPlace(), update)
@@ -160,10 +168,10 @@ def open_device(path: Path, backend: str, update: str) -> Model:
 
 
 def check(path: Path, backend: str, update: str, steps: int, threads: int) -> dict[str, object]:
-    """Check one backend and update rule, and return figures.
+    """Exercise one backend with one update rule, in one thread and in several; return the figures.
 
     Raises:
-        CheckError: results are further from the CPU's than the limit.
+        CheckError: results differ from the CPU's by more than the limit.
     """
     model, reference = open_device(path, backend, update), txl_runtime.load(path, backend="cpu")
     alone = exercise(model, reference, steps, 0)
@@ -178,7 +186,7 @@ def check(path: Path, backend: str, update: str, steps: int, threads: int) -> di
 
 
 def random_model(path: Path, quick: bool) -> Path:
-    """Export a random model; the export needs packages that running a bundle does not."""
+    """Export a random model to a path; only this function needs the packages of an export."""
     from benchmarks.shared.models import TINY, random_bundle, shape
 
     values = TINY if quick else shape(4, 256, 4, 64, 1024, 20000, cutoffs=(4000, 10000))
@@ -187,7 +195,7 @@ def random_model(path: Path, quick: bool) -> Path:
 
 
 def main() -> int:
-    """Run it."""
+    """Read the command line, exercise every update rule, and return 1 if a check failed."""
     options = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     options.add_argument("--quick", action="store_true", help="a tiny model: proves that it runs")
     options.add_argument("--backend", choices=("torch", *DEVICES), default="torch", help="what runs the programs")

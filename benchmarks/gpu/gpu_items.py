@@ -1,6 +1,6 @@
-"""Runs the items of the GPU check: each is a process of its own that writes its steps down as it goes.
+"""Run the items of the GPU check, each in a process of its own that writes its steps to a file as they end.
 
-`plan` is the list of items: those of the first contact with a machine, or engines that were named.
+`plan` returns the items of a first contact with a machine, or the items of the engines that --engine names.
 """
 
 from __future__ import annotations
@@ -30,44 +30,44 @@ __all__ = ["PRESENT", "Item", "Outcome", "Runner", "plan", "target_of"]
 HERE = Path(__file__).parent
 WORKER = HERE / "gpu_worker.py"
 CARRIED = HERE / "bundles"
-"""The tiny bundles of --quick and of the first contact; engines are built into copies. A README there says how to make
-them anew."""
+"""The folder of the tiny bundles for --quick and a first contact; engines are built into copies. A README there says
+how the bundles are made anew."""
 STEPS = {
     "export": ("export",),
     "torch": ("open", "decode", "draw", "score"),
     "engine": ("build", "open", "self-test", "verify", "decode", "draw", "score"),
 }
-"""The steps of each kind of item, in this order."""
+"""The names of the steps of each kind of item, in the order in which they run."""
 PRESENT = "it was there"
-"""The reason to give if a bundle is not exported because it exists."""
+"""The reason of an export that was not run because its bundle exists."""
 INTERPRETER = ("torch", "onnx", "onnxruntime", "safetensors")
-"""Packages for programs that PyTorch interprets, and that ONNX Runtime runs on the CPU for comparison."""
+"""Packages that PyTorch's interpretation of a bundle needs, with ONNX Runtime on the CPU for comparison."""
 EXPORT = (*INTERPRETER, "onnx_ir", "onnxscript", "filelock")
 SANITIZER = "compute-sanitizer"
 SANITIZERS = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/cuda/bin"])
-"""The folders in which the sanitizer is looked for."""
+"""The folders in which compute-sanitizer is searched for."""
 REFUSED = 9
-"""Exit status of the sanitizer if it found errors."""
+"""The exit status of compute-sanitizer if it found errors."""
 PATIENCE = 5.0
-"""Seconds that a process gets to end after it was asked to."""
+"""Seconds that a process has to end after a signal; then it is killed."""
 SHOWN = 4000
-"""Number of characters of an ended process's output that are shown; its file has all of them."""
+"""The number of last characters of a process's output that are shown; the log file has all."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """One process.
+    """An item of the check, which is run as one process.
 
     Attributes:
-        kind: a key of `STEPS`, or "program" for a script beside this file, which reports its own steps.
-        engine: the engine that runs; "" for an export.
+        kind: a key of `STEPS`, or "program" for a script beside this file, which names its own steps.
+        engine: the engine that is run; "" for an export or a program.
         precision, batch: the bundle's precision and batch size.
-        bundle: its folder.
-        title: the title of a program.
+        bundle: the bundle's folder.
+        title: the title of a program; "" for other items.
         command: the command of a program: the script and its options.
-        limit: seconds that it may take.
-        needs: packages that it imports.
-        behind: True if it runs beside the items before it.
+        limit: the seconds that the process may take; None for no limit.
+        needs: packages that the process imports.
+        behind: True if the process starts at the beginning, beside the items that come before this one.
     """
 
     kind: str
@@ -83,20 +83,20 @@ class Item:
 
     @property
     def name(self) -> str:
-        """The item's name, and its result file's."""
+        """The name of the item and of the file of its steps, e.g. "rtx-fp32-b1"."""
         return self.title or f"{self.engine or self.kind}-{self.precision}-b{self.batch}"
 
 
 @dataclass
 class Outcome:
-    """The steps of an item that ran, or the reason why it has no process."""
+    """The steps of an item's process, or the reason why the item was not run."""
 
     item: Item
     found: list[Found] = field(default_factory=list)
     reason: str = ""
 
     def step(self, name: str) -> Found | None:
-        """One of its steps."""
+        """Return the step of this name; None if the item has no such step."""
         return next((result for result in self.found if result.name == name), None)
 
 
@@ -104,7 +104,7 @@ def plan(given: argparse.Namespace) -> list[Item]:
     """Return all items in order: small batches first, and each export before the items that run it.
 
     Raises:
-        TxlError: the given path is no bundle.
+        TxlError: the path of --bundle is no bundle.
     """
     if given.first:
         return _first_contact(given.bundles or given.out / "bundles")
@@ -118,7 +118,7 @@ def plan(given: argparse.Namespace) -> list[Item]:
         for precision in given.precision:
             size = f"{'quick-' if given.quick else ''}v{given.vocabulary}"
             size += f"-m{given.memory}" if given.memory != 640 else ""
-            # a bundle for each rule, because verify takes the bundle's best one
+            # each update rule gets a bundle of its own, because verify takes the best rule that a bundle has engines of
             rule = f"-{given.update}" if given.update else ""
             bundle = folder / f"{size}-{precision}-b{batch}{rule}.txl"  # carried bundles have names of this form
             items.append(Item("export", "", precision, batch, bundle, needs=EXPORT))
@@ -128,8 +128,9 @@ def plan(given: argparse.Namespace) -> list[Item]:
 
 
 def _first_contact(folder: Path) -> list[Item]:
-    """Return the items that tell most first; their limits together fit ten minutes, though an export alone takes
-    minutes.
+    """Return the items of a first contact, the most telling ones first; their limits add up to under ten minutes.
+
+    The export of the large model takes minutes, so it runs beside the first items.
     """
     tiny = {precision: folder / f"quick-v204-{precision}-b2.txl" for precision in ("fp32", "fp16")}
     fp32, fp16 = map(str, tiny.values())
@@ -155,12 +156,12 @@ def _first_contact(folder: Path) -> list[Item]:
         large("engine", "rtx", 50),
         *(large("engine", engine, 25) for engine in ("rtx-alone", "cuda")),
         large("torch", "torch", 45),
-        large("torch", "torch-compiled", None),  # the remaining items
+        large("torch", "torch-compiled", None),  # without a limit: the last item may use the rest of the budget
     ]
 
 
 def target_of(engine: str) -> str:
-    """Return the backend of an engine's variant: the part before the hyphen."""
+    """Return the backend of a variant of an engine, e.g. "rtx" for "rtx-alone"."""
     return engine.partition("-")[0]
 
 
@@ -169,11 +170,11 @@ def _item(engine: str, precision: str, batch: int, bundle: Path) -> Item:
 
 
 class Runner:
-    """Runs items one after the other.
+    """A runner of items, one after the other.
 
     Args:
-        given: the options.
-        environment: the environment of the processes.
+        given: the options of the command line.
+        environment: the environment variables of the processes.
 
     Attributes:
         outcomes: the outcomes of all items so far.
@@ -187,14 +188,14 @@ class Runner:
         self.outcomes: list[Outcome] = []
 
     def begin(self) -> None:
-        """Start the processes that run beside others."""
+        """Start the processes of all items that run beside earlier items."""
         self._behind = {item: self._start(item) for item in self._left if item.behind and not self._obstacle(item)}
 
     def run(self, item: Item) -> Outcome:
-        """Run an item, unless there is a reason not to.
+        """Run an item and return its outcome; if something prevents it, the outcome has the reason.
 
         Raises:
-            KeyboardInterrupt: somebody stops the check; the outcome so far is kept.
+            KeyboardInterrupt: somebody stops the check; `outcomes` has the steps so far.
         """
         outcome = Outcome(item)
         self.outcomes.append(outcome)
@@ -205,14 +206,14 @@ class Runner:
         return outcome
 
     def leave_out(self, reason: str) -> None:
-        """Note that the remaining items are not run, and end their processes that have begun."""
+        """End all processes, and note for each remaining item that it was not run for this reason."""
         for process in self._behind.values():
             _end(process, signal.SIGTERM)
         self.outcomes += [Outcome(item, reason=reason) for item in self._left]
         self._left = []
 
     def _obstacle(self, item: Item) -> str:
-        """Return why an item is not run; "" if it is."""
+        """Return the reason why an item cannot be run, e.g. a missing package; "" if it can."""
         if self._deadline is not None and time.monotonic() >= self._deadline:
             return self._spent
         if not self._given.prepare:
@@ -246,11 +247,11 @@ class Runner:
         return ""
 
     def _copy(self, bundle: Path) -> None:
-        """Copy a carried bundle to the place where items look for it: engines are built into the copy."""
+        """Copy a bundle of `CARRIED` to the path of an item's bundle, where engines are built into the copy."""
         carried = CARRIED / bundle.name
         if carried.is_dir() and not bundle.exists():
             bundle.parent.mkdir(parents=True, exist_ok=True)
-            # renamed at the end, so that the bundle is whole or absent
+            # the copy is renamed once it is whole, so that no half copy has the bundle's name
             with tempfile.TemporaryDirectory(dir=bundle.parent) as folder:
                 shutil.copytree(carried, Path(folder) / bundle.name).rename(bundle)
 
@@ -259,8 +260,9 @@ class Runner:
         return f"the budget of {self._given.budget:g} s was spent"
 
     def _limit(self, item: Item) -> float | None:
-        """Return an item's limit in seconds. `rtx` also gets the seconds of items that cannot run: its kernels may take
-        long.
+        """Return an item's limit in seconds; None for no limit.
+
+        `rtx`, whose kernels may take long to build, also gets the seconds of later items that cannot run.
         """
         if item.engine != "rtx" or item.limit is None:
             return item.limit
@@ -270,14 +272,15 @@ class Runner:
         return f"stopped: it took longer than {self._limit(item):g} s"
 
     def _steps(self, item: Item) -> Path:
-        """Return the file into which the item's process writes its steps."""
+        """Return the file to which an item's process writes its steps."""
         folder: Path = self._given.out / "steps"
         script = next((Path(word).stem for word in item.command if word.endswith(".py")), "")
         return folder / item.name / f"{script}.jsonl" if script else folder / f"{item.name}.jsonl"
 
     def _start(self, item: Item) -> subprocess.Popen[bytes]:
-        """Start an item's process in a group of its own: its children end with it, and this process passes Ctrl-C
-        on.
+        """Start an item's process in a process group of its own, so that its children can be ended with it.
+
+        Ctrl-C then reaches only this process, which passes it on.
         """
         given, steps = self._given, self._steps(item)
         steps.unlink(missing_ok=True)
@@ -292,7 +295,7 @@ class Runner:
             command = [sys.executable, WORKER, item.kind, "--bundle", item.bundle, "--name", item.name]
             command += ["--engine", item.engine or "none", "--out", steps.parent]
             command += ["--vocabulary", given.vocabulary, "--memory", given.memory]
-            # a first contact has no time for a long verification
+            # 0 segments: a first contact has no time for a verification
             command += ["--segments", 0 if given.first else given.segments]
             command += ["--seconds", given.seconds, "--update", given.update or "none"]
             command += ["--precision", item.precision, "--batch", item.batch, *(["--quick"] if given.quick else [])]
@@ -328,17 +331,23 @@ class Runner:
             ended = "interrupted"
             raise
         finally:
-            _kill(process)  # its children may live on
+            _kill(process)  # children of the ended process may still run
             outcome.found = whole(item, read_found(self._steps(item)), ended)
             log = self._given.out / "steps" / f"{item.name}.log"
             print(log.read_text(errors="replace")[-SHOWN:], end="", file=sys.stderr, flush=True)
 
 
 def whole(item: Item, found: Sequence[Found], ended: str) -> list[Found]:
-    """Return all steps of an item: those it noted, and the others with what became of the process."""
+    """Return all steps of an item: the noted steps, and the missing steps with the end of the process as the reason.
+
+    Args:
+        item: the item.
+        found: the noted steps.
+        ended: how the process ended, in words; "" if it ended well.
+    """
     failed, steps = ended.startswith("the process ended"), list(found)
     if item.kind == "program":
-        names = any(step.state in (FAILED, ENDED) for step in steps)  # the step explains the exit status
+        names = any(step.state in (FAILED, ENDED) for step in steps)  # such a step explains the exit status already
         if ended and not names:
             steps.append(Found(item.name, FAILED if failed else ENDED, reason=ended))
         elif not steps:
@@ -352,22 +361,22 @@ def whole(item: Item, found: Sequence[Found], ended: str) -> list[Found]:
             continue
         state = NOT_RUN if not (begun and ended) else FAILED if failed else ENDED
         steps.append(Found(name, state, reason=ended or "the process did not come to it"))
-        begun = False  # the interrupt ended the first unfinished step
+        begun = False  # only the first step without a note had begun when the process ended
         ended = "the process had ended" if failed else ended
     return steps
 
 
 def _end(process: subprocess.Popen[bytes], request: signal.Signals) -> None:
-    """Ask a process of this check to end; kill it and its children if it does not.
+    """Send a signal to a process of this check and its children, wait `PATIENCE` seconds, and then kill them.
 
-    A process that hangs in the driver cannot be ended, and nobody waits for it.
+    A process that hangs in the driver may outlive even that; this function does not wait for its end.
     """
     for asked in (request, getattr(signal, "SIGKILL", signal.SIGTERM)):
         if process.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired, ProcessLookupError):
                 if os.name == "posix":
                     os.killpg(process.pid, asked)
-                # Windows has sent Ctrl-C to all processes at the console; others cannot send it
+                # Windows itself sends Ctrl-C to all processes of a console, and no process can send it
                 elif asked != signal.SIGINT:
                     process.terminate()
                 process.wait(PATIENCE)
@@ -375,14 +384,14 @@ def _end(process: subprocess.Popen[bytes], request: signal.Signals) -> None:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End all processes of a process's group, which may outlive it."""
+    """Kill all processes of a process's group; children may outlive the process itself."""
     if os.name == "posix":
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
 
 
 def _status_words(code: int) -> str:
-    """Describe an exit status in words."""
+    """Return an exit status in words, e.g. "code 1" or "signal SIGKILL"."""
     if code >= 0:
         return f"code {code}"
     with contextlib.suppress(ValueError):

@@ -1,6 +1,6 @@
-"""Runs checks one after the other, and reports each at once: on the terminal, in a file of JSON lines, and on a page.
+"""Run checks one after the other, and report them on the terminal, in a file of JSON lines, and on a page.
 
-Each result is on the disk before the next check starts, so that it survives any end of the process.
+A result is on the disk before the next check starts, so that it survives any end of the process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 OK, FAILED, ENDED, NOT_RUN = "ok", "FAILED", "ended", "not run"
-"""States of a check. `ENDED`: a limit, the budget or Ctrl-C ended it, so its result is unknown."""
+"""The states of a check. `ENDED` says that a limit, the budget or Ctrl-C ended the check, so its result is unknown."""
 
 
 @dataclass
@@ -40,9 +40,9 @@ class Found:
     Attributes:
         name: the check's name.
         state: `OK`, `FAILED`, `ENDED` or `NOT_RUN`.
-        seconds: duration.
-        figures: measurements.
-        reason: why it failed or was not run.
+        seconds: the duration of the check.
+        figures: the measurements by name.
+        reason: the reason why the check failed, ended or was not run; "" for `OK`.
     """
 
     name: str
@@ -53,18 +53,18 @@ class Found:
 
 
 def without_cuda(torch: Any) -> str:
-    """Return why this PyTorch sees no GPU."""
+    """Return the reason why PyTorch sees no GPU, as one line."""
     return "PyTorch sees no GPU" if torch.version.cuda else "PyTorch was built without CUDA"
 
 
 def said_of(found: Found) -> str:
-    """Return one line about a check."""
+    """Return one line about a check, e.g. "ok      open: is RTX 3060"."""
     text = figures_of(found)
     return f"{found.state:7} {found.name}{': ' if text else ''}{text}"
 
 
 def figures_of(found: Found) -> str:
-    """Return the figures of a step as text, or the reason why there are none."""
+    """Return a check's reason, if it has one, else its figures as text: "worst 2e-05, steps 300"."""
     return found.reason or ", ".join(f"{name} {_short(value)}" for name, value in found.figures.items())
 
 
@@ -74,7 +74,7 @@ def _short(value: object) -> str:
 
 @contextmanager
 def writing(program: str) -> Iterator[None]:
-    """Begin a program's files; if they cannot be written, end the program with one line and status 2."""
+    """Run a block that writes a program's files; after an error of the disk, end with one line and status 2."""
     try:
         yield
     except OSError as error:
@@ -100,10 +100,10 @@ class Journal:
             (folder / f"{name}.jsonl").write_text("")
 
     def run(self, name: str, check: Callable[[], Mapping[str, Any] | None]) -> Found:
-        """Run a check, which returns figures or raises an error; the next check can run in any case.
+        """Run a check and note its result: `OK` with the figures that it returns, or `FAILED` with its error.
 
         Raises:
-            KeyboardInterrupt: somebody stops the program. The check is noted as ended, with the interrupt's text.
+            KeyboardInterrupt: somebody stops the program; the check is noted as `ENDED`, with the interrupt's text.
         """
         started = time.perf_counter()
         try:
@@ -111,17 +111,17 @@ class Journal:
         except KeyboardInterrupt as stop:
             self.add(Found(name, ENDED, time.perf_counter() - started, reason=str(stop) or "interrupted"))
             raise
-        except Exception as error:  # a check that cannot run must not prevent the others
+        except Exception as error:  # a failing check must not prevent the checks after it
             results = Found(name, FAILED, reason=f"{type(error).__name__}: {' '.join(str(error).split())[:400]}")
         results.seconds = time.perf_counter() - started
         return self.add(results)
 
     def skip(self, name: str, reason: str) -> Found:
-        """Note a check that is not run, with the reason."""
+        """Note a check as not run, with the reason."""
         return self.add(Found(name, NOT_RUN, reason=reason))
 
     def add(self, found: Found) -> Found:
-        """Show a check's result on the terminal, and write it to the disk."""
+        """Print a check's result on the terminal, and write it to the disk."""
         self.found.append(found)
         print(said_of(found), flush=True)
         if self._folder is not None:
@@ -132,13 +132,13 @@ class Journal:
         return found
 
     def finish(self) -> int:
-        """Write the page; return 1 if a check failed, else 0."""
+        """Write the page with all results; return 1 if a check failed, else 0."""
         if self._folder is not None:
             (self._folder / f"{self.name}.md").write_text(self.page())
         return int(any(step.state == FAILED for step in self.found))
 
     def page(self) -> str:
-        """Return a page with a table of all checks."""
+        """Return a page in markdown with a table of all checks."""
         counts = ", ".join(
             f"{sum(step.state == state for step in self.found)} {state}" for state in (OK, FAILED, ENDED, NOT_RUN)
         )
@@ -155,7 +155,7 @@ class Journal:
 
 
 def read_found(file: Path) -> list[Found]:
-    """Read the steps of a journal on the disk; a last line that was cut off is left out."""
+    """Read the results of a journal's file; [] without a file. Reading ends at a line that was cut off."""
     results = []
     for line in file.read_text().splitlines() if file.exists() else []:
         try:

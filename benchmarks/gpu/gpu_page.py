@@ -1,6 +1,6 @@
-"""The page and the document of the GPU check: what ran, how fast, and what did not run, with the reason.
+"""Write the page and the JSON document of the GPU check: the figures of each item, or the reason why it was not run.
 
-Beside them are the machine's facts, and in the end one archive of all results.
+The module also writes a description of the machine, and packs all results into one archive.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ CHECKS = ("build", "open", "self-test", "verify")
 COLUMNS = ("B", "precision", "engine", *CHECKS, "decode ms p50", *RATES, "draw ms p50", "score ms p50", *RATES)
 PACKAGES = ("txl-deploy", "torch", "onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-rtx", "numpy")
 FACTS = (("nvidia-smi",), ("nvidia-smi", "-q", "-d", "CLOCK,ECC,POWER,PERFORMANCE"))
-"""Commands that print a driver's description of its GPUs, without their serial numbers."""
+"""Commands that print the driver's description of the GPUs, without serial numbers."""
 LARGEST = 2**20
-"""Maximum number of bytes of a file in the archive: its last ones."""
+"""The largest number of bytes of a file in the archive; of a longer file, the archive has the last bytes."""
 
 
 def write_machine(folder: Path) -> None:
-    """Write a description of the machine and its packages."""
+    """Write machine.txt: the system, the processor, the driver's description of the GPUs, and all packages."""
     parts = [f"{platform.platform()}; {cpu_name()}, {os.cpu_count()} cores; Python {platform.python_version()}"]
     for command in FACTS:
         try:
@@ -52,8 +52,9 @@ def write_machine(folder: Path) -> None:
 
 
 def pack(folder: Path) -> Path:
-    """Pack the results into one archive beside their folder, without bundles and engines; long files are cut to their
-    end.
+    """Pack the results of a folder into FOLDER.tar.gz, without bundles and engines, and return the archive's path.
+
+    Of files over `LARGEST` bytes the archive has only the end.
     """
     archive = folder.with_name(f"{folder.name}.tar.gz")
     part = folder / "archive"
@@ -68,7 +69,7 @@ def pack(folder: Path) -> Path:
 
 
 def write_page(outcomes: Sequence[Outcome], given: argparse.Namespace, final: bool = False) -> str:
-    """Write gpu_check.md and gpu_check.json with the results so far; return the page."""
+    """Write gpu_check.md and gpu_check.json with the results so far; return the text of the page."""
     gpu = gpu_name()
     begun = [outcome for outcome in outcomes if outcome.found]
     programs = [outcome for outcome in begun if outcome.item.kind == "program"]
@@ -104,14 +105,14 @@ def write_page(outcomes: Sequence[Outcome], given: argparse.Namespace, final: bo
 
 
 def _counted(outcomes: Sequence[Outcome], timed: int) -> str:
-    """Return the number of timed engines, and the number of steps by their end: "3 run, 40 ok, 1 failed"."""
+    """Return the number of timed engines and the number of steps in each state: "3 run, 40 ok, 1 FAILED"."""
     states = [step.state for outcome in outcomes for step in outcome.found]
     counts = {state: states.count(state) for state in (OK, FAILED, ENDED, NOT_RUN)}
     return ", ".join([f"{timed} run", *(f"{count} {state}" for state, count in counts.items() if count)])
 
 
 def _steps(programs: Sequence[Outcome]) -> Table:
-    """Return the table of the programs' steps; those listed as failed or not run say "below"."""
+    """Return the table of the programs' steps; a step that is not ok says "below" in place of its figures."""
     table = Table(("program", "step", "", "seconds", "figures"))
     for outcome in programs:
         for step in outcome.found:
@@ -121,7 +122,7 @@ def _steps(programs: Sequence[Outcome]) -> Table:
 
 
 def prepared(outcomes: Sequence[Outcome]) -> str:
-    """Return a line with the number of bundles that were exported now, and of those that existed."""
+    """Return a line with the number of bundles that this run exported, and the number that existed before."""
     result = [outcome.item.bundle for outcome in outcomes if any(step.state == OK for step in outcome.found)]
     before = [outcome.item.bundle for outcome in outcomes if outcome.reason == PRESENT]
     text = f"prepared: {len(result)} exported, {len(before)} there already"
@@ -129,7 +130,7 @@ def prepared(outcomes: Sequence[Outcome]) -> str:
 
 
 def left_out(outcomes: Sequence[Outcome], gpu: str | None) -> list[str]:
-    """Return a line for every step without a good result, with the reason; equal reasons of an item share a line."""
+    """Return a line, with the reason, for every step that is not ok; an item's steps of one reason share a line."""
     if gpu is None and outcomes and all(outcome.reason in (NO_GPU, "interrupted") for outcome in outcomes):
         return [NO_GPU]
     notes: list[str] = []
@@ -164,7 +165,10 @@ def _times(result: Found | None) -> list[object]:
 
 
 def _recorded(ran: Sequence[Outcome]) -> list[str]:
-    """Return for each item which programs were recorded, or why not; programs with one outcome share a line."""
+    """Return for each item its programs and how they are run: recorded into a graph, or the reason why not.
+
+    Programs with the same text share a line.
+    """
     lines = []
     for outcome in ran:
         result = outcome.step("score")

@@ -1,10 +1,10 @@
-"""Checks the project's own CUDA code on this machine's GPU, call by call: the calls that a model's loop makes.
+"""Check the project's own CUDA code on this machine's GPU: each kind of call that a model's loop makes.
 
     python benchmarks/gpu/gpu_smoke.py [--bytes N] [--out FOLDER]
 
-Each check prints ok or FAILED with figures, and the next one runs in any case; with --out, results are in
-FOLDER/gpu_smoke.jsonl as soon as they are known. Needs NumPy and the driver; PyTorch only for the last check. Without a
-GPU it says so and ends with 0.
+Each check prints ok or FAILED with figures, and the next check runs in any case. With --out, each result is in
+FOLDER/gpu_smoke.jsonl as soon as it is known. The script needs NumPy and the driver, and for the last check PyTorch.
+Without a GPU it says so and ends with 0.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from txl_runtime.device.driver import Driver, open_driver
 from txl_runtime.device.gpu import gpu_name
 
 BIG = 2**31 + 2**20
-"""A number of bytes that does not fit 31 bits."""
+"""The size of the largest block in bytes, a number that does not fit into 31 bits."""
 PIECE = 2**26
-"""Number of bytes that are copied to measure copies."""
+"""The number of bytes that are copied to measure the speed of copies."""
 
 
 class Smoke:
-    """All checks of an open device.
+    """All smoke checks of an open device.
 
     Args:
         driver, device: the driver and the device to check.
@@ -43,7 +43,7 @@ class Smoke:
         self._work = WorkChecks(driver, device, big, piece)
 
     def run(self, journal: Journal) -> None:
-        """Run all checks, one after the other."""
+        """Run all checks, one after the other, and note their results in the journal."""
         for name, check in {**self._memory.named(), **self._work.named()}.items():
             journal.run(name, self._inside(check))
         if hasattr(os, "fork"):
@@ -52,7 +52,7 @@ class Smoke:
             journal.skip("a forked child is refused", "this system has no fork")
 
     def _inside(self, check: Callable[[], Figures]) -> Callable[[], Figures]:
-        """Run a check inside the device's context, as a loop does, and leave the context afterwards."""
+        """Return a check that enters the device's context first, as a loop does, and leaves it afterwards."""
 
         def run() -> Figures:
             with self._device.current():
@@ -62,7 +62,7 @@ class Smoke:
 
 
 def with_torch(device: Device, journal: Journal) -> None:
-    """Check that PyTorch, in the same process, works on the same device."""
+    """Check that PyTorch in the same process still works on the device that it has chosen, after our work."""
     name = "PyTorch's device"
     try:
         import torch
@@ -89,7 +89,7 @@ def with_torch(device: Device, journal: Journal) -> None:
 
 
 def main() -> int:
-    """Run the checks; return 1 if one failed."""
+    """Read the command line and run the checks; return 1 if a check failed."""
     options = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     options.add_argument("--bytes", type=int, default=BIG, help=f"of the largest block (default {BIG})")
     options.add_argument("--out", type=Path, metavar="FOLDER", help="write the results here")

@@ -1,4 +1,4 @@
-"""The smoke checks of memory on host and device: copies, zeroing, allocation and release."""
+"""Check memory of the host and of the device: copies, zeroing, allocation and release."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ __all__ = ["Checks", "Figures", "MemoryChecks", "require", "seconds_of"]
 
 Figures = Mapping[str, Any] | None
 MORE = 2**45
-"""Bytes that no machine has. Under Windows, and in WSL2, the driver gives what the GPU lacks from the host's memory."""
+"""A number of bytes that no machine has. In Windows and WSL2 the driver also hands out memory of the host for the GPU.
+"""
 
 
 def require(holds: bool, otherwise: str) -> None:
-    """Raise CheckError unless a condition holds."""
+    """Raise CheckError with the message `otherwise` unless a condition is True."""
     if not holds:
         raise CheckError(otherwise)
 
 
 def seconds_of(queue: Queue, work: Callable[[], None]) -> float:
-    """Return the shortest time of some work; the queue is empty before each run."""
+    """Run some work five times on an empty queue; return the seconds of the fastest run, with the wait."""
     best = float("inf")
     for _ in range(5):
         queue.wait()
@@ -41,13 +42,13 @@ def seconds_of(queue: Queue, work: Callable[[], None]) -> float:
 
 
 class Checks:
-    """The base of all checks.
+    """The base of the classes of checks: the device, and bytes to copy.
 
     Args:
         driver, device: the driver and the device to check.
-        big: bytes whose number should not fit 31 bits.
-        piece: bytes that are copied to measure copies.
-        seed: the seed of the copied bytes.
+        big: the size of the largest block in bytes, a number that should not fit into 31 bits.
+        piece: the number of bytes that are copied to measure the speed of copies.
+        seed: the seed of the random bytes that are copied.
     """
 
     def __init__(self, driver: Driver, device: Device, big: int, piece: int, seed: int = 0) -> None:
@@ -66,10 +67,10 @@ class Checks:
 
 
 class MemoryChecks(Checks):
-    """The memory checks; `named` has a name for each."""
+    """The checks of memory; `named` returns all by name."""
 
     def named(self) -> dict[str, Callable[[], Figures]]:
-        """Return all checks by name, in their order."""
+        """Return all checks by name, in the order in which they run."""
         return {
             "device": self.device,
             "pinned memory": self.pinned,
@@ -83,7 +84,7 @@ class MemoryChecks(Checks):
         }
 
     def device(self) -> Figures:
-        """Return the device's name, CUDA's version and the free memory."""
+        """Return the device's name, CUDA's version, and the free and the whole memory in MB."""
         version, free, total = ctypes.c_int(), ctypes.c_size_t(), ctypes.c_size_t()
         self._driver.cuDriverGetVersion(ctypes.byref(version))
         self._driver.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
@@ -91,7 +92,7 @@ class MemoryChecks(Checks):
         return {"is": self._device.title, "CUDA": cuda, "MB free": free.value >> 20, "of": total.value >> 20}
 
     def pinned(self) -> Figures:
-        """Check that page-locked memory begins as zeros, and is copied whole in both directions."""
+        """Check that page-locked memory is zeros at first, and that all its bytes are copied in both directions."""
         size, queue, device = self._piece, self._device.queue(), self._device
         block, inputs, back = device.allocate(size), device.staging(size), device.staging(size)
         require(not inputs.any(), "page-locked memory is not zeroed")
@@ -102,7 +103,7 @@ class MemoryChecks(Checks):
         return {"to the device GB/s": size / sent / 1e9, "back GB/s": size / fetched / 1e9}
 
     def pageable(self) -> Figures:
-        """Check copies of ordinary NumPy arrays of any length."""
+        """Check copies of ordinary NumPy arrays of five lengths."""
         queue = self._device.queue()
         for size in (1, 3, 4096, 2**16 + 1, 2**20 + 7):
             inputs = self._bytes(size)
@@ -110,7 +111,7 @@ class MemoryChecks(Checks):
         return None
 
     def rows(self) -> Figures:
-        """Check copies of rows to the device, within it and back, with a different pitch on each side."""
+        """Check copies of rows to the device, within the device and back, with a different pitch on each side."""
         queue, device, checked = self._device.queue(), self._device, 0
         for count, width in ((1, 7), (2, 1), (5, 64), (33, 100), (1000, 4)):
             pitches = [width + extra for extra in (0, 3, 256, 60)]
@@ -132,7 +133,7 @@ class MemoryChecks(Checks):
         return {"rows": checked}
 
     def rows_within(self) -> Figures:
-        """Check that copies between pitches leave the bytes between rows alone; loops move sequences' memory so."""
+        """Check that a copy of rows within the device, as of sequences' memory, keeps the bytes between the rows."""
         queue, device, checked = self._device.queue(), self._device, 0
         for count, width, pitch, other in ((2, 1, 5, 3), (3, 512, 512, 1024), (8, 100, 356, 101), (65, 4, 260, 4)):
             inputs, back = self._bytes(count * pitch), np.zeros(count * other, np.uint8)
@@ -151,7 +152,7 @@ class MemoryChecks(Checks):
         return {"rows": checked}
 
     def zeroed_rows(self) -> Figures:
-        """Zero rows of a block, and check that the bytes between them stay."""
+        """Set rows of a block to zero, and check that the bytes between the rows stay."""
         queue, size = self._device.queue(), 4096
         for width, count, pitch in ((1, 1, 0), (16, 8, 512), (512, 8, 512), (100, 3, 101)):
             block, ones, back = self._device.allocate(size), np.full(size, 255, np.uint8), np.zeros(size, np.uint8)
@@ -165,7 +166,7 @@ class MemoryChecks(Checks):
         return None
 
     def big_zero(self) -> Figures:
-        """Zero a block of more than 2^31 bytes, and rows that are further apart than a pitch can express."""
+        """Set a block of more than 2^31 bytes to zero, then two rows that are 2^31 bytes apart."""
         queue, size = self._device.queue(), self._big
         block, ones, back = self._device.allocate(size), np.full(64, 255, np.uint8), np.zeros(64, np.uint8)
         far = min(2**31, size - 64)
@@ -192,7 +193,7 @@ class MemoryChecks(Checks):
         return {"bytes": size, "GB/s": size / seconds / 1e9}
 
     def out_of_memory(self) -> Figures:
-        """Ask for more memory than exists: check the message, and that the next request succeeds."""
+        """Ask for more memory than exists; check the error's message, and that copies work afterwards."""
         text = ""
         for _ in range(3):
             try:
@@ -205,7 +206,7 @@ class MemoryChecks(Checks):
         return {"said": text}
 
     def given_back(self) -> Figures:
-        """Check that memory is free again when nothing refers to it."""
+        """Check that a block's memory is free again when nothing refers to the block."""
 
         def free() -> int:
             result, total = ctypes.c_size_t(), ctypes.c_size_t()

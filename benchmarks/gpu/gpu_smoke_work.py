@@ -1,4 +1,4 @@
-"""The smoke checks of work on the device: its order, records, threads, contexts and forks."""
+"""Check work on the device: its order, recorded graphs, threads, contexts and forks."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ THREADS, TURNS = 4, 100
 
 
 class WorkChecks(Checks):
-    """The checks of work, in `named`; `forked` is a further one, for systems that can fork."""
+    """The checks of work; `named` returns all by name but `forked`, which only systems with fork can run."""
 
     def named(self) -> dict[str, Callable[[], Figures]]:
-        """Return all checks by name except `forked`, in their order."""
+        """Return all checks but `forked` by name, in the order in which they run."""
         return {
             "events": self.events,
             "record and replay": self.replayed,
@@ -33,11 +33,11 @@ class WorkChecks(Checks):
         }
 
     def events(self) -> Figures:
-        """Check that after a wait for an event, all work that was queued before it is done."""
+        """Check that all work that was queued before an event is done after a wait for the event."""
         queue, size, event = self._device.queue(), self._piece, self._device.event()
-        event.wait()  # an event that was never recorded: the wait ends at once
+        event.wait()  # this event was never recorded, so the wait has to end at once
         block, back = self._device.allocate(size), self._device.staging(size)
-        for value in (1, 2, 3):  # one event, recorded several times
+        for value in (1, 2, 3):  # the same event is recorded three times
             inputs = self._device.staging(size)
             inputs[...] = value
             queue.send(block.address, host_address(inputs), size)
@@ -48,7 +48,7 @@ class WorkChecks(Checks):
         return None
 
     def replayed(self) -> Figures:
-        """Check that a record does nothing when it is made, and reads page-locked memory when it is replayed."""
+        """Check that making a record does no work, and that a replay reads the current page-locked memory."""
         queue, device, size = self._device.queue(), self._device, 4096
         inputs, back = device.staging(size), device.staging(size)
         first, second = device.allocate(size), device.allocate(size)
@@ -71,7 +71,7 @@ class WorkChecks(Checks):
         return {"replay µs": micro}
 
     def failed_records(self) -> Figures:
-        """Check that an error inside a record is raised, and that the queue leaves the record and can record again."""
+        """Check that an error while a record is made is raised, and that the queue works and can record afterwards."""
         queue, size = self._device.queue(), 256
         block, inputs, back = self._device.allocate(size), self._device.staging(size), self._device.staging(size)
 
@@ -107,7 +107,7 @@ class WorkChecks(Checks):
         return {"said of a wait": text}
 
     def threads(self) -> Figures:
-        """Check queues, copies and records of several threads at once, each with data of its own."""
+        """Check that several threads can use queues, copies and records at once, each with data of its own."""
         wrong: list[str] = []
 
         def run(number: int) -> None:
@@ -125,12 +125,12 @@ class WorkChecks(Checks):
                         inputs[...] = draws.integers(0, 256, size, np.uint8)
                         launch = queue.capture(work) if turn % 5 == 4 else work
                         launch()
-                        queue.wait()  # a record is kept until its work is done
+                        queue.wait()  # the record may only be released when its work is done
                         if not np.array_equal(inputs, back):
                             wrong.append(f"thread {number}, turn {turn}: other bytes")
                         if turn % 7 == 0:
                             block = device.allocate(size)
-            except Exception as error:  # raised again in the thread that waits
+            except Exception as error:  # the waiting thread reports it
                 wrong.append(f"thread {number}: {error!r}")
 
         running = [threading.Thread(target=run, args=(number,)) for number in range(THREADS)]
@@ -142,7 +142,7 @@ class WorkChecks(Checks):
         return {"threads": THREADS, "turns": TURNS}
 
     def context(self) -> Figures:
-        """Check that a thread's current context, or none, is current again after our work, also if that failed."""
+        """Check that a thread has its previous context, or none, again after our work, even if the work failed."""
         seen: list[tuple[int | None, int | None]] = []
 
         def run() -> None:
@@ -156,7 +156,7 @@ class WorkChecks(Checks):
             except ZeroDivisionError:
                 seen.append((before, self._current()))
 
-        run()  # these checks run inside the device's context
+        run()  # in this thread the device's context is current already
         thread = threading.Thread(target=run)
         thread.start()
         thread.join()
@@ -166,7 +166,10 @@ class WorkChecks(Checks):
         return None
 
     def host_time(self) -> Figures:
-        """Time a copy, the launch of a record, a fetch and an event: the driver's share of a small model's step."""
+        """Time a copy to the device, a copy back and an event, as calls and as a replayed record, in microseconds.
+
+        This is the driver's share of a small model's step.
+        """
         queue, device, event = self._device.queue(), self._device, self._device.event()
         inputs, back, block = device.staging(4096), device.staging(4096), device.allocate(4096)
 
@@ -187,7 +190,7 @@ class WorkChecks(Checks):
         return result
 
     def forked(self) -> Figures:
-        """Check that a forked child gets an error that names the fork, and that the parent's objects still work."""
+        """Check that a forked child gets an error that names the fork, and that the parent still works."""
         child = os.fork()
         if child == 0:
             code = 1

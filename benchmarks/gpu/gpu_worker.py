@@ -1,9 +1,9 @@
-"""One item of the GPU check, in this process alone: export a model, run an engine, or run PyTorch.
+"""Run one item of the GPU check in this process: export a model, run an engine, or run PyTorch.
 
     python benchmarks/gpu/gpu_worker.py export|engine|torch --bundle BUNDLE --name NAME --out FOLDER …
 
-gpu_check.py starts it. Steps go into FOLDER/NAME.jsonl, each before the next begins; whatever one raises, the next may
-still run. A step that needs the result of a failed one is not run.
+gpu_check.py starts this script. Each step's result is in FOLDER/NAME.jsonl before the next step begins. A failed step
+does not prevent later ones, unless they need its result.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import signal
 
 if __name__ == "__main__":
-    # during imports there is no step to note, and NumPy would print a traceback
+    # Ctrl-C during the imports ends the process at once: no step has begun, and NumPy would print a traceback
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import argparse
@@ -40,18 +40,19 @@ from txl_runtime.selftest import run_selftest
 LENGTH = 64
 QUICK_LENGTH, QUICK_MEMORY = 4, 12
 CUTOFFS = (20000, 40000, 200000)
-"""The ends of an adaptive softmax's clusters; those beyond the vocabulary are left out."""
+"""The ends of an adaptive softmax's clusters; ends beyond the vocabulary are left out."""
 TEMPERATURE, TOP_K = 0.8, 50
-"""The temperature and top-k of draws, by the bundle and by PyTorch."""
+"""The temperature and top-k with which the bundle and PyTorch draw."""
 IN_PYTORCH = ("fp32", "fp16", "bf16")
-"""Precisions of bundles that PyTorch computes in too."""
+"""The precisions of bundles in which PyTorch can compute too."""
 WARM_UP, LEAST = 5, 10
-"""Number of calls before timing, and the minimum number of timed calls."""
+"""The number of calls before timing, and the smallest number of timed calls."""
 
 
 def timed(work: Callable[[], object], seconds: float, tokens: int) -> dict[str, Any]:
-    """Time a call until its result is on the host, after some calls to warm up; return milliseconds, and tokens per
-    second.
+    """Time a function for some seconds, until its result is on the host; return p50 and p90 in ms, and tokens/s.
+
+    `tokens` is the number of tokens of a call.
     """
     for _ in range(WARM_UP):
         work()
@@ -66,7 +67,7 @@ def timed(work: Callable[[], object], seconds: float, tokens: int) -> dict[str, 
 
 
 def large(vocabulary: int) -> dict[str, Any]:
-    """Return a config of a real model's size."""
+    """Return the config of the random model: 12 layers, d_model 512, and a vocabulary of this size."""
     from benchmarks.shared.models import shape
 
     cutoffs = tuple(end for end in CUTOFFS if end < vocabulary)
@@ -75,7 +76,7 @@ def large(vocabulary: int) -> dict[str, Any]:
 
 @contextmanager
 def without_page() -> Iterator[None]:
-    """Hide the library that makes the page: a page would be the largest file of a tiny bundle."""
+    """Hide the library jinja2 inside the block, so that an export writes no page, a tiny bundle's largest file."""
     before = sys.modules.get("jinja2")
     sys.modules["jinja2"] = None  # type: ignore[assignment]
     try:
@@ -87,7 +88,7 @@ def without_page() -> Iterator[None]:
 
 
 def export(journal: Journal, given: argparse.Namespace) -> None:
-    """Export a random model of a bundle's precision and B."""
+    """Export a random model in the precision and with the B of the command line."""
     from benchmarks.shared.models import TINY, random_bundle
 
     values, length, memory = large(given.vocabulary), LENGTH, given.memory
@@ -105,7 +106,7 @@ def export(journal: Journal, given: argparse.Namespace) -> None:
 
 
 def not_verifiable() -> str:
-    """Return a message of the packages that verification needs and lacks; "" if none. Engines run without."""
+    """Return a message that names the missing packages of verification, which engines do not need; "" if none is."""
     try:
         import txl_export.verifying  # noqa: F401
     except ModuleNotFoundError as error:
@@ -115,7 +116,7 @@ def not_verifiable() -> str:
 
 
 def leave_records_to_engines(model: Model) -> None:
-    """Let TensorRT-RTX record its engines itself, as it does if the loop cannot; call this before the first step."""
+    """Let TensorRT-RTX record its own graphs in place of the loop; this has to be called before the first step."""
     for executable in cast(Any, model.backend).executables.values():
         executable.recordable = False
         strategies = executable._library.module.CudaGraphStrategy
@@ -123,8 +124,9 @@ def leave_records_to_engines(model: Model) -> None:
 
 
 def self_tested(copy: Path) -> Any:
-    """Return the self-test's figures of a copy with rounded matrices; a first contact has no time for the parity
-    ladder.
+    """Judge a copy of a bundle with rounded matrices by its self-test on the CPU, and return the figures.
+
+    The parity ladder would take too long here.
     """
     from txl_engines.rounded_weights import Judged
 
@@ -135,7 +137,7 @@ def self_tested(copy: Path) -> Any:
 
 
 def engine(journal: Journal, given: argparse.Namespace) -> None:
-    """Build, open, self-test, verify and time an engine."""
+    """Build, open, self-test, verify and time the engine of the command line."""
     path, update = given.bundle, None if given.update == "none" else given.update
     name: Any = target_of(given.engine)
     opened: list[Model] = []
@@ -145,7 +147,7 @@ def engine(journal: Journal, given: argparse.Namespace) -> None:
             return {"engines": 0}
         from txl_engines.bundles import build_bundle, default_kinds
 
-        # A first contact has no time for more than `txl-deploy build` makes.
+        # without a verification, only the programs that `txl-deploy build` compiles are needed
         kinds = None if given.segments else default_kinds(open_bundle(path, verify_files=False).manifest)
         weights: Any = "each" if given.engine == "rtx-own" else None
         rounding = given.engine.removeprefix("rtx-")
@@ -223,7 +225,7 @@ def engine(journal: Journal, given: argparse.Namespace) -> None:
 
 
 def torch(journal: Journal, given: argparse.Namespace) -> None:
-    """Run PyTorch on the GPU with the bundle's weights: eager, or compiled to CUDA graphs."""
+    """Open and time PyTorch on the GPU with the bundle's weights, eager or compiled to CUDA graphs."""
     import torch
 
     steps = ("open", "decode", "draw", "score")
@@ -255,7 +257,7 @@ def torch(journal: Journal, given: argparse.Namespace) -> None:
 
 
 def unexported(given: argparse.Namespace) -> Any:
-    """Return the parts of `export`'s bundle that PyTorch's competitors need, if it could not be exported."""
+    """Return the parts of a bundle that PyTorch's forms need, with the weights that `export` would have used."""
     from txl_runtime.bundle.transformer_xl import Dialect, ModelConfig
 
     from benchmarks.shared.models import deviation, random_state
@@ -276,7 +278,7 @@ def _leave_out(journal: Journal, steps: tuple[str, ...], reason: str) -> None:
 
 
 def main() -> int:
-    """Run one item; return 0 in any case, because the steps' results are written down."""
+    """Run the item of the command line; return 130 if it was stopped, else 0: failed steps are in the file."""
     kinds = {"export": export, "engine": engine, "torch": torch}
     options = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     options.add_argument("kind", choices=kinds)

@@ -1,9 +1,10 @@
-"""Builds TensorRT-RTX engines of memory in several forms: kernels, copies of keys and values, bytes moved in a step.
+"""Build TensorRT-RTX engines of several forms of memory and attention, and count kernels and copied bytes of a step.
 
-Engines are built without a GPU, from the programs that `build` composes, and the list of kernels is read. The forms
-are rewritten graphs: other layouts of the ring's buffers, other ways to write the products. A copy is a kernel that
-reads a state and neither attends, multiplies nor updates it in place; what it moves are its states and what it writes
-of their size. Nothing here says how fast a kernel is: only a GPU can.
+The engines are built without a GPU, from the programs that `build` composes; the builder lists their kernels. A form is
+a rewritten graph, with a different layout of the ring's buffers or different operators for the products. A copy is a
+kernel that reads a state, but neither computes an attention or a matrix product nor updates the state in place. A copy
+moves the bytes of the states that it reads, and of its outputs that have a state's size. Only a GPU could say how fast
+a kernel is.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ PRECISIONS = ("fp16", "bf16", "fp32")
 
 
 class Graph:
-    """A composed program that is rewritten. Nodes that replace a node take its place in the order."""
+    """A composed program whose nodes can be replaced. New nodes take the place of the replaced ones in the order."""
 
     def __init__(self, data: bytes) -> None:
         self.model = onnx.load_model_from_string(data)
@@ -51,19 +52,19 @@ class Graph:
         self._count = 0
 
     def new(self, operator: str, *inputs: str, out: str = "", **attributes: Any) -> onnx.NodeProto:
-        """Return a node that is not in the graph yet."""
+        """Return a new node of one output, `out` or a new name, which is not in the graph yet."""
         self._count += 1
         return helper.make_node(operator, inputs, [out or f"tried.{self._count}"], **attributes)
 
     def constant(self, *values: int) -> str:
-        """Return the name of a constant of whole numbers; add it if it is missing."""
+        """Add a constant of these whole numbers to the graph, and return its name."""
         self._count += 1
         array = np.array(values, np.int64)
         self.model.graph.initializer.append(numpy_helper.from_array(array, f"tried.{self._count}"))
         return f"tried.{self._count}"
 
     def replace(self, gone: Sequence[onnx.NodeProto], made: Sequence[onnx.NodeProto]) -> None:
-        """Replace nodes by others, which take the place of the last replaced one."""
+        """Remove the nodes `gone`, and insert the nodes `made` at the place of the last removed node."""
         names = [node.output[0] for node in gone]
         nodes = list(self.model.graph.node)
         place = max(index for index, node in enumerate(nodes) if node.output[0] in names)
@@ -73,7 +74,7 @@ class Graph:
         self.model.graph.node.extend(result)
 
     def resize(self, name: str, *sizes: int) -> None:
-        """Declare a different shape for an input or output."""
+        """Declare a new shape for an input or output."""
         for value in (*self.model.graph.input, *self.model.graph.output):
             if value.name == name:
                 del value.type.tensor_type.shape.dim[:]
@@ -81,16 +82,16 @@ class Graph:
                     value.type.tensor_type.shape.dim.add().dim_value = size
 
     def attentions(self) -> list[Attention]:
-        """Return the attention of each layer, as it is in the graph now."""
+        """Return the attention of each layer that the graph has now."""
         return list(find_attentions(self.model.graph))
 
     def scatters(self) -> list[onnx.NodeProto]:
-        """Return every update in place, as it is in the graph now."""
+        """Return the TensorScatter nodes, which update states in place, that the graph has now."""
         return [node for node in self.model.graph.node if node.op_type == "TensorScatter"]
 
 
 def as_one(graph: Graph) -> None:
-    """Replace the MatMul, Softmax and MatMul of an attention by one node of ONNX's Attention."""
+    """Replace the MatMul, Softmax and MatMul of each attention by one node of ONNX's operator Attention."""
     for each in graph.attentions():
         mask = graph.new("Where", each.visible, each.bias, each.unseen)
         inputs = (each.query, each.key, each.value, mask.output[0])
@@ -98,7 +99,9 @@ def as_one(graph: Graph) -> None:
 
 
 def as_heads(graph: Graph) -> None:
-    """Use Attention, with the segment's positions as heads that share keys: each is a step of one position."""
+    """Replace each attention by one node Attention of one position: the segment's positions become heads, which share
+    keys.
+    """
     for each in graph.attentions():
         mask = graph.new("Where", each.visible, each.bias, each.unseen)
         _, heads, _, width = _sizes(graph, each)
@@ -113,7 +116,7 @@ def as_heads(graph: Graph) -> None:
 
 
 def as_sums(graph: Graph) -> None:
-    """Use elementwise products and sums in place of matrix products, for one position."""
+    """Replace the matrix products of each attention by elementwise products and sums; only for one position."""
     for each in graph.attentions():
         turned, product, *_, mix = each.nodes
         times = graph.new("Mul", each.query, each.key)
@@ -127,7 +130,7 @@ def as_sums(graph: Graph) -> None:
 
 
 def as_einsum(graph: Graph) -> None:
-    """Use Einsum in place of transposes and matrix products."""
+    """Replace the transposes and matrix products of each attention by Einsum."""
     for each in graph.attentions():
         turned, product, *_, mix = each.nodes
         content = graph.new("Einsum", each.query, each.key, out=product.output[0], equation="bhld,bhcd->bhlc")
@@ -137,7 +140,7 @@ def as_einsum(graph: Graph) -> None:
 
 
 def by_head(graph: Graph) -> None:
-    """Use buffers [B·H, 1, slots, d_head], in which each head has a write position of its own."""
+    """Give the ring's buffers the shape [B·H, 1, slots, d_head], where each head has a write position of its own."""
     for scatter in graph.scatters():
         past, update, write = scatter.input
         batch, heads, slots, width = graph.sizes[past]
@@ -151,7 +154,7 @@ def by_head(graph: Graph) -> None:
 
 
 def by_row(graph: Graph) -> None:
-    """Use buffers [B, 1, slots, H·d_head]: rows as the product of queries, keys and values returns them."""
+    """Give the ring's buffers the shape [B, 1, slots, H·d_head], with rows as the projection returns them."""
     for scatter in graph.scatters():
         past, update, write = scatter.input
         batch, heads, slots, width = graph.sizes[past]
@@ -166,7 +169,7 @@ def by_row(graph: Graph) -> None:
 
 
 def _reread(graph: Graph, scatter: onnx.NodeProto, result: list[onnx.NodeProto]) -> None:
-    """Replace an update; readers of its result read the last new node instead."""
+    """Replace a TensorScatter by new nodes; nodes that read its result read the last new node's instead."""
     old = scatter.output[0]
     for node in graph.model.graph.node:
         node.input[:] = [result[-1].output[0] if name == old else name for name in node.input]
@@ -178,8 +181,14 @@ def _sizes(graph: Graph, each: Attention) -> list[int]:
 
 
 class Form(NamedTuple):
-    """A way to express memory and attention: the programs to start from, the rewriting, and True to drop products with
-    1.
+    """A form of memory and attention.
+
+    Attributes:
+        title: the form's name in the table.
+        update: the update rule of the program to start from.
+        changes: the functions that rewrite the graph.
+        bare: True removes the products with 1 that the parser puts before an attention's queries and keys.
+        lengths: the segment lengths for which the form can be built.
     """
 
     title: str
@@ -204,14 +213,14 @@ FORMS = (
 
 
 class Built(NamedTuple):
-    """A program's engine: its size and kernels."""
+    """A program's engine: its size in bytes, and its kernels."""
 
     size: int
     kernels: tuple[Kernel, ...]
 
 
 def build(graph: Graph, folder: Path, bare: bool) -> Built | str:
-    """Build an engine for SM 86; if that fails, return the library's first message."""
+    """Build an engine of a graph for SM 86; if that fails, return the library's first message."""
     library = load_library("rtx")
     facts = library.facts
     library.facts = dataclasses.replace(facts, reads_in_place=bare)
@@ -228,8 +237,12 @@ def build(graph: Graph, folder: Path, bare: bool) -> Built | str:
 
 
 def moved(kernels: Sequence[Kernel], states: set[str], least: int) -> tuple[int, int]:
-    """Return the number of kernels that copy states, and the bytes they move of tensors with at least `least`
-    values.
+    """Return the number of kernels that copy states, and the bytes that they move.
+
+    Args:
+        kernels: the kernels of an engine.
+        states: the names of the states.
+        least: the number of values from which an output counts.
     """
     count = total = 0
     for kernel in kernels:
@@ -244,7 +257,7 @@ def moved(kernels: Sequence[Kernel], states: set[str], least: int) -> tuple[int,
 
 
 def measure(bundle: Bundle, form: Form, length: int) -> tuple[object, ...]:
-    """Build one form, and return a row of the table."""
+    """Build one form of a bundle's program with one segment length, and return a row of the table."""
     programs = whole_programs(bundle.manifest, form.update)
     program = next(p for p in programs if (p.kind, p.segment_length) == ("logprobs", length))
     checked = read_graph(compose(bundle, program), program, bundle.path, 24)
@@ -269,7 +282,7 @@ def measure(bundle: Bundle, form: Form, length: int) -> tuple[object, ...]:
 
 
 def main() -> None:
-    """Build every form, and print a table for each model and precision."""
+    """Read the command line, build every form, and print a table for each model and precision."""
     options = parser(__doc__, seconds=None)
     options.add_argument("--precision", action="append", choices=PRECISIONS, help="one of them (default all)")
     arguments = options.parse_args()

@@ -1,11 +1,10 @@
-"""Weights once: engines of TensorRT-RTX that are given weights, and one engine with several optimization profiles,
-against engines that hold their own.
+"""Compare TensorRT-RTX engines that hold their own weights with engines that share weights or have several profiles.
 
-Each program of a model is built twice, as `build --weights each` and as `--weights once` do it. The layers of a model
-with ring memory are one graph whose segment length is open. It is built once for each length, and once for all of them.
-All of this is without a GPU; sizes, activation memory and kernels are what the builder says. A last table puts what
-that comes to on a device of 8 GB, for published models in fp16: weights are those of the program, everything else is
-arithmetic from the shapes.
+Each program of a model is built twice: with weights in each engine, as `build --weights each` does, and with weights
+that the engines are given, as `--weights once` does. The layers of a model with ring memory are one graph of open
+segment length; it is built once for each length, and once with an optimization profile for each length. No GPU is
+needed: the builder reports sizes, activation memory and kernels. The last table computes from the shapes what published
+models in fp16 would take on a device of 8 GB.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ MB = 1e6
 
 
 class Built(NamedTuple):
-    """An engine's size, its weights and activations on the device, and the layers of all its profiles."""
+    """An engine: its size, its weights and its activations on the device in bytes, and the layers of all profiles."""
 
     size: int
     weights: int
@@ -59,7 +58,14 @@ class Built(NamedTuple):
 
 
 def build(model: Any, folder: Path, lengths: Sequence[int], batch: int) -> Built:
-    """Build for SM 86, with a profile for each length if there are several, otherwise as `txl-deploy build` does."""
+    """Build an engine for SM 86.
+
+    Args:
+        model: the ONNX graph.
+        folder: the folder with the graph's weights.
+        lengths: the segment lengths, each with an optimization profile; () for a graph of a fixed length.
+        batch: B.
+    """
     library = load_library("rtx")
     trt, keep = library.module, library.journal.add
     said: list[str] = []
@@ -92,7 +98,7 @@ def build(model: Any, folder: Path, lengths: Sequence[int], batch: int) -> Built
 
 
 def measured(values: dict[str, Any], rows: int, batch: int, precision: str) -> Table:
-    """Build a model's layers as two engines and as one, and return both."""
+    """Build a model's layers as two engines and as one engine of two profiles; return a table of their figures."""
     columns = (
         "engines",
         "kernels per layer",
@@ -140,7 +146,10 @@ def _united(model: Any) -> Any:
 
 
 def given(title: str, values: dict[str, Any], rows: int, lengths: tuple[int, int]) -> Table:
-    """Build every program for the ring, and rolled memory's log-probabilities, with own and with given weights."""
+    """Build programs with own and with given weights; return a table of both.
+
+    The table has all programs of ring memory, and the log-probabilities' program of rolled memory.
+    """
     columns = ("program", "kernels", "kernels that copy", "engine, MB", "weights in it, MB", "activations, MB")
     table = Table(columns, title=f"{title}, fp16, B 1: own → given")
     with tempfile.TemporaryDirectory() as name:
@@ -168,11 +177,13 @@ def given(title: str, values: dict[str, Any], rows: int, lengths: tuple[int, int
 
 
 class Room(NamedTuple):
-    """The memory that a model takes on a device, in bytes of fp16.
+    """The bytes that a model takes on a device in fp16.
 
     Attributes:
-        weights: every weight once, as in an engine that shares none.
-        once, each: if engines share weights: the shared bytes, and the bytes in each engine.
+        weights: all weights, as an engine holds them that shares none.
+        once, each: if engines share weights, the shared bytes, and the bytes in each engine.
+        memory: the ring's buffers.
+        working: the working memory of the largest program.
     """
 
     weights: int
@@ -183,8 +194,12 @@ class Room(NamedTuple):
 
 
 def room(values: dict[str, Any], memory: int, length: int) -> Room:
-    """Return the memory for one sequence: every weight once, the ring's buffers, and the largest program's working
-    memory.
+    """Compute the bytes that a model takes on a device with one sequence.
+
+    Args:
+        values: the model's config.
+        memory: M.
+        length: the longest segment.
     """
     typed = msgspec.convert(values, TxlConfig)
     config = ModelConfig(**{name: getattr(typed, name) for name in ModelConfig.__struct_fields__})
@@ -193,11 +208,11 @@ def room(values: dict[str, Any], memory: int, length: int) -> Room:
     distances = min(memory + 2 * length, values["clamp_length"] + 1)
     width = values["n_head"] * values["d_head"]
     count = sum(math.prod(size) for name, size in shapes.items() if name not in positions)
-    tables = len(positions) * distances * width  # tables of positions replace these weights
+    tables = len(positions) * distances * width  # tables of positions replace the weights of `positions`
     count += tables
     edges = [0, *values.get("cutoffs", ()), values["vocab_size"]]
-    tails = [end - start for start, end in pairwise(edges)][1:]  # copies that lie beside the table they were cut from
-    kept = values["d_embed"] * sum(tail for tail in tails if tail % 2)  # weights of odd sizes stay in the engines
+    tails = [end - start for start, end in pairwise(edges)][1:]  # each tail is stored in the whole table and as a copy
+    kept = values["d_embed"] * sum(tail for tail in tails if tail % 2)  # weights of odd sizes stay in each engine
     once = count + values["d_embed"] * sum(tails) - kept
     if values["d_head"] % 2 or distances % 2:
         kept, once = kept + tables, once - tables
@@ -207,7 +222,7 @@ def room(values: dict[str, Any], memory: int, length: int) -> Room:
 
 
 def on_paper() -> Table:
-    """Return a table of engines on a device of 8 GB, one sequence at a time."""
+    """Return a table of the memory that published models take on a device of 8 GB, with one sequence."""
     columns = ("model", "engines", "MB on disk", "weights on the device", "memory", "working room", "in all, MB")
     table = Table(columns, title="On a Jetson Orin of 8 GB, fp16, B 1: arithmetic, not a measurement")
     for title, (values, memory, length) in PUBLISHED.items():
@@ -229,7 +244,7 @@ def on_paper() -> Table:
 
 
 def main() -> None:
-    """Print both tables."""
+    """Read the command line, build all engines, and print the tables."""
     arguments = parser(__doc__, seconds=None).parse_args()
     values, rows = (TINY, 16) if arguments.quick else DEEP
     batches = (2,) if arguments.quick else (1, 4)

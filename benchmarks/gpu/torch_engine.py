@@ -1,13 +1,14 @@
-"""An engine for `gpu_exercise`: interprets composed ONNX with PyTorch, at given addresses, on the loop's own queue.
+"""Interpret a bundle's composed ONNX graphs with PyTorch, as an engine for `gpu_exercise`.
 
-It is slow and takes memory as it likes, but it is an engine that needs nothing except PyTorch: with it the device loop
-(copies, records, two sides of a memory, spills) meets a GPU on which neither TensorRT nor ONNX Runtime's provider runs.
+The engine reads and writes tensors at the loop's addresses, on the loop's own queue. It is slow and allocates memory
+freely, but needs only PyTorch. So the device loop (copies, records, two sides of a memory, spills) can be tested on
+GPUs on which neither TensorRT nor ONNX Runtime's CUDA provider runs.
 
-Its work can be recorded into a CUDA graph by the loop, which calls the driver and tells PyTorch nothing. What that
-takes is kept here: no value is looked at on the host, constants lie on the device before, PyTorch puts its work into
-the loop's stream, and what it computes in comes from a pool of memory that each tie of a program to addresses has for
-itself. The first step, which is not recorded, fills that pool; the record then takes the same blocks again, and nobody
-else is given them for as long as the record lives.
+The loop can record the engine's work into a CUDA graph, by calls of the driver that PyTorch does not know of. Four
+things make that possible. The host reads no values. Constants are on the device beforehand. PyTorch puts its work into
+the loop's stream. And each launch, which ties a program to addresses, has a pool of memory of its own for intermediate
+results. The first step, which is not recorded, fills the pool. The recorded step takes the same blocks again, and
+nothing else gets these blocks as long as the record lives.
 """
 
 from __future__ import annotations
@@ -37,21 +38,21 @@ from txl_runtime.errors import BackendError, UsageError
 __all__ = ["CudaPlace", "HostPlace", "Interpreter", "Place", "TorchExecutable", "open_torch"]
 
 SMALL = 4096
-"""Constants of more values than this count as weights: nothing is computed from them when a program is opened."""
+"""A constant of more values than this counts as a weight, from which nothing is computed when a program is opened."""
 
 
 class Interpreter:
-    """A graph that PyTorch runs.
+    """An ONNX graph that PyTorch runs node by node.
 
     Args:
-        graph: an ONNX file's bytes.
-        folder: the folder with its weights.
+        graph: the bytes of an ONNX file.
+        folder: the folder with the graph's weights.
         device: "cuda:0" or "cpu".
-        in_place: outputs that have the memory of an input.
-        weights: tensors by name that other graphs of the same folder have; new ones are added.
+        in_place: the outputs that are written into an input's memory: the output's name, and the input's.
+        weights: tensors by name that graphs of the same folder share; the graph's own are added.
 
     Raises:
-        UsageError: an operator, or a use of one, that is not interpreted.
+        UsageError: the graph has an operator, or a use of an operator, that is not interpreted.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class Interpreter:
         self._outputs = [output.name for output in model.graph.output]
 
     def __call__(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the outputs by name. A state that is updated in place is the same tensor as the input."""
+        """Run the graph on inputs by name, and return the outputs by name; an output in place is the input's tensor."""
         results = {**self._constants, **values}
         with torch.inference_mode():
             for index, (node, function, inputs, outputs) in enumerate(self._steps):
@@ -95,7 +96,7 @@ class Interpreter:
             self._host[tensor.name] = held
 
     def _add(self, proto: NodeProto) -> None:
-        """Add a step to the interpretation; results that depend only on constants are computed now."""
+        """Add a node to the steps of the interpretation; a node of small constants is computed at once instead."""
         node = self._read(proto)
         inputs, outputs = list(proto.input), list(proto.output)
         function = OPERATORS[node.operator]
@@ -126,10 +127,10 @@ class Interpreter:
         return Node(proto.op_type, name, attributes, static, len(proto.output), proto.op_type == "TensorScatter")
 
     def _check_in_place(self, model: ModelProto, in_place: Mapping[str, str]) -> None:
-        """Check that only scatters overwrite, only the tensors that must be, and that no other node reads these.
+        """Check that each output in place is a TensorScatter of its input, which no other node reads, and vice versa.
 
         Raises:
-            UsageError: the graph has a different structure.
+            UsageError: an output in place is computed differently, or a TensorScatter is not in place.
         """
         reads: dict[str, int] = {}
         for node in model.graph.node:
@@ -145,7 +146,7 @@ class Interpreter:
             )
 
     def _last_uses(self, kept: set[str]) -> dict[int, list[str]]:
-        """Return the values that no later step reads, by step, so that their memory is free for the next."""
+        """Return for each step the values that no later step reads, so that their memory can be freed after it."""
         last: dict[str, int] = {}
         for index, (*_, inputs, outputs) in enumerate(self._steps):
             last |= dict.fromkeys([name for name in (*inputs, *outputs) if name], index)
@@ -166,10 +167,10 @@ def _tensor_of(tensor: TensorProto, folder: Path) -> Tensor:
 
 
 class Place(Protocol):
-    """A device's memory by address, and its queue of work.
+    """The memory in which PyTorch computes: a GPU's or the host's.
 
     Attributes:
-        device: for PyTorch.
+        device: PyTorch's name of the device, e.g. "cuda:0".
     """
 
     device: str
@@ -182,11 +183,19 @@ class Place(Protocol):
         in_place: Mapping[str, str],
         queue: Any,
     ) -> Launch:
-        """Return a call that reads a program's inputs and writes its outputs."""
+        """Return a launch that runs the interpreter on the tensors at these addresses.
+
+        Args:
+            interpreter: the program's graph.
+            program: the names, types and shapes of the tensors.
+            addresses: the address of each input and output.
+            in_place: the outputs that are written into an input's memory.
+            queue: the queue of the loop.
+        """
 
 
 class HostPlace(Place):
-    """The host's memory; work is done at once."""
+    """The memory of the host, where a launch does its work at once."""
 
     device = "cpu"
 
@@ -198,12 +207,12 @@ class HostPlace(Place):
         in_place: Mapping[str, str],
         queue: Any,
     ) -> Launch:
-        """See `Place`."""
+        """Return a launch on host memory; see `Place.tie`."""
         return _work(interpreter, program, addresses, in_place, _on_host)
 
 
 class CudaPlace(Place):
-    """A GPU, through PyTorch's CUDA.
+    """The memory of a GPU.
 
     Args:
         ordinal: the number of the GPU.
@@ -221,9 +230,9 @@ class CudaPlace(Place):
         in_place: Mapping[str, str],
         queue: Queue,
     ) -> Launch:
-        """See `Place`. The launch keeps the pool, and a record keeps the launch."""
+        """Return a launch on the queue's stream; see `Place.tie`. The launch keeps its pool of memory alive."""
         stream: Any = torch.cuda.ExternalStream(queue.handle, device=self.device)  # type: ignore[no-untyped-call]
-        # the library of matrix products allocates its working memory outside every pool
+        # a first product now: cuBLAS allocates its working memory for the stream outside every pool
         with torch.cuda.stream(stream):
             small = torch.ones(8, 8, device=self.device)
             small @ small
@@ -249,7 +258,7 @@ class CudaPlace(Place):
 
 
 class _Raw:
-    """Device memory as CUDA's array interface describes it; bfloat16 is passed as 16-bit integers."""
+    """A tensor in device memory, in the form of CUDA's array interface; bfloat16 is declared as 16-bit integers."""
 
     def __init__(self, address: int, spec: TensorSpec) -> None:
         kind = np.dtype("<i2") if spec.dtype == "bfloat16" else stored_type(spec.dtype)
@@ -268,7 +277,7 @@ def _on_host(address: int, spec: TensorSpec) -> Tensor:
 
 
 def view_of(data: Any, spec: TensorSpec) -> Tensor:
-    """Return host bytes as a tensor, e.g. float32 [2, 3] of 24 bytes; nothing is copied."""
+    """Return a tensor that shares the memory of host bytes, e.g. float32 [2, 3] of 24 bytes."""
     kind = np.dtype("<i2") if spec.dtype == "bfloat16" else stored_type(spec.dtype)
     return _typed(torch.from_numpy(data.view(kind).reshape(spec.fixed)), spec)
 
@@ -284,7 +293,10 @@ def _work(
     in_place: Mapping[str, str],
     tensor: Callable[[int, TensorSpec], Tensor],
 ) -> Launch:
-    """Run the interpreter on tensors at addresses, and write its results to their addresses."""
+    """Return a launch that runs the interpreter on tensors at addresses, and writes the results to their addresses.
+
+    `tensor` makes a tensor of an address and its type and shape.
+    """
     inputs = {spec.name: tensor(addresses[spec.name], spec) for spec in program.inputs}
     outputs = {spec.name: tensor(addresses[spec.name], spec) for spec in program.outputs if spec.name not in in_place}
 
@@ -298,7 +310,7 @@ def _work(
 
 
 class TorchExecutable(Executable):
-    """A program that PyTorch interprets. See `device.interface.Executable`."""
+    """A program that PyTorch interprets, in the form of `device.interface.Executable`."""
 
     recordable = True
 
@@ -314,14 +326,14 @@ class TorchExecutable(Executable):
         self._interpreter = Interpreter(composed, bundle.path, place.device, self.in_place, weights)
 
     def prepare(self, addresses: Mapping[str, int], queue: Any) -> Launch:
-        """See `device.interface.Executable`."""
+        """Bind the program to addresses, and return its launch; see `device.interface.Executable`."""
         launch = self._place.tie(self._interpreter, self.program, addresses, self.in_place, queue)
         name = self.program.name
 
         def run() -> None:
             try:
                 launch()
-            except RuntimeError as error:  # raised by PyTorch, also for errors of CUDA
+            except RuntimeError as error:  # PyTorch raises this for errors of CUDA too
                 raise BackendError(f"program {name} failed in PyTorch: {' '.join(str(error).split())[:300]}") from None
 
         return run
@@ -330,7 +342,7 @@ class TorchExecutable(Executable):
 def open_torch(
     bundle: Bundle, device: Device, place: Place, update: str | None = None, kinds: Sequence[str] = ()
 ) -> DeviceBackend:
-    """Open a bundle's whole programs for interpretation: those of the named kinds, or all.
+    """Open a bundle's whole programs, of the named kinds or of all, on a backend that interprets them with PyTorch.
 
     Raises:
         UsageError: a program has an operator that is not interpreted.

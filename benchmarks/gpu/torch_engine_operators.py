@@ -1,8 +1,8 @@
-"""ONNX operators by PyTorch: those that composed programs have, and no other.
+"""Compute with PyTorch the ONNX operators that composed programs have.
 
-Each function takes the node and its tensors and returns the result, or several. Nothing here looks at a value of a
-tensor on the device: shapes, axes and sizes are constants of the graph, read on the host when a program is opened, so
-that the work can be recorded into a CUDA graph.
+Each function takes a node and the node's input tensors, and returns one result or several. No function reads a value of
+a tensor on the device, so that the work can be recorded into a CUDA graph: shapes, axes and sizes are constants of the
+graph, which are read on the host when a program is opened.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TYPES = {
     10: torch.float16,
     16: torch.bfloat16,
 }
-"""PyTorch's dtypes by ONNX's numbers of types."""
+"""PyTorch's dtypes by the numbers that ONNX gives to types."""
 
 STATIC: dict[str, tuple[int, ...]] = {
     "Reshape": (1,),
@@ -38,7 +38,8 @@ STATIC: dict[str, tuple[int, ...]] = {
     "TopK": (1,),
     **dict.fromkeys(("ReduceSum", "ReduceMean", "ReduceMax", "ReduceLogSumExp"), (1,)),
 }
-"""Inputs, by operator, that are read on the host when a program is opened: shapes, axes and sizes."""
+"""For each operator the numbers of its inputs that are shapes, axes or sizes, which are read when a program is opened.
+"""
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,11 @@ class Node:
     """One node of a graph.
 
     Attributes:
-        operator, name: its operator, and its name in messages.
-        attributes: its attributes by name.
-        static: for each input in `STATIC`, its whole numbers, by place.
-        results: the number of its results.
-        in_place: whether the first tensor may be overwritten with the result.
+        operator, name: the node's operator, and the node's name in messages.
+        attributes: the node's attributes by name.
+        static: the whole numbers of each input in `STATIC`, by the input's number.
+        results: the number of the node's results.
+        in_place: True if the first input's tensor is overwritten with the result.
     """
 
     operator: str
@@ -61,7 +62,7 @@ class Node:
     in_place: bool
 
     def refuse(self, what: str) -> NotImplementedError:
-        """Return the error for a use of the operator that nothing here needs."""
+        """Return an error that says that this use of the operator, `what`, is not interpreted."""
         return NotImplementedError(f"{self.operator} {self.name}: {what} is not interpreted")
 
 
@@ -74,7 +75,7 @@ def _unary(function: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
 
 
 def _every(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
-    """Return an operator that takes any number of tensors."""
+    """Return an operator of any number of tensors, which applies a function of two tensors one by one."""
 
     def run(_: Node, first: Tensor, *others: Tensor) -> Tensor:
         for other in others:
@@ -113,13 +114,13 @@ def _gather_elements(node: Node, tensor: Tensor, index: Tensor) -> Tensor:
 
 
 def _within(index: Tensor, size: int) -> Tensor:
-    """Return places counted from the start of an axis; ONNX counts negative ones from its end."""
+    """Return indices of an axis without negative ones, which ONNX counts from the axis's end: -1 becomes `size` - 1."""
     index = index.long()
     return torch.where(index < 0, index + size, index)
 
 
 def _scatter(node: Node, held: Tensor, rows: Tensor, starts: Tensor | None = None) -> Tensor:
-    """Replace rows of an axis, in each sequence from a start of its own on."""
+    """Write rows into a tensor along an axis, in each sequence from its own start in `starts` on."""
     if node.attributes.get("mode", b"linear") != b"linear":
         raise node.refuse("a mode other than linear")
     axis = int(node.attributes.get("axis", -2)) % held.dim()
@@ -134,7 +135,7 @@ def _scatter(node: Node, held: Tensor, rows: Tensor, starts: Tensor | None = Non
 
 
 def _product(first: Tensor, second: Tensor) -> Tensor:
-    """Multiply matrices. Half precision is summed in float32 and rounded once, as on a GPU; a CPU may do otherwise."""
+    """Multiply matrices; on a CPU, half precision is summed in float32 and rounded once, as a GPU does."""
     if first.device.type == "cpu" and first.dtype in (torch.float16, torch.bfloat16):
         return (first.float() @ second.float()).to(first.dtype)
     return first @ second
@@ -169,7 +170,7 @@ def _expand(node: Node, tensor: Tensor, _: Tensor) -> Tensor:
     sizes = list(node.static[1])
     missing = tensor.dim() - len(sizes)
     sizes = list(tensor.shape[: max(missing, 0)]) + sizes
-    for place in range(1, tensor.dim() + 1):  # from the right: 1 leaves a size as it is
+    for place in range(1, tensor.dim() + 1):  # from the right: a size of 1 takes the other's size
         sizes[-place] = max(sizes[-place], tensor.shape[-place])
     return tensor.expand(sizes)
 
@@ -222,8 +223,9 @@ def _cumulative(node: Node, tensor: Tensor, _: Tensor) -> Tensor:
 
 
 def _best(node: Node, tensor: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the largest or smallest values; of equal ones the first, as ONNX demands and torch's topk does not
-    promise.
+    """Return the largest or smallest values and their places; of equal values the first comes first, as ONNX demands.
+
+    PyTorch's `topk` does not promise that order.
     """
     axis, count = int(node.attributes.get("axis", -1)), node.static[1][0]
     values, places = tensor.sort(dim=axis, descending=bool(node.attributes.get("largest", 1)), stable=True)
@@ -286,4 +288,4 @@ OPERATORS: dict[str, Callable[..., Tensor | Sequence[Tensor]]] = {
     "Unsqueeze": _unsqueeze,
     "Where": lambda _, which, yes, no: torch.where(which, yes, no),
 }
-"""All operators that are interpreted."""
+"""All operators that are interpreted: functions by ONNX's name of the operator."""

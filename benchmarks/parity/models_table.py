@@ -1,9 +1,10 @@
-"""The table of docs/models.md: every stored case of another package's model, exported as its users do, run and built.
+"""Print the table of docs/models.md: other packages' models, exported as users do, run, and built into engines.
 
 python benchmarks/parity/models_table.py [CASE…]
 
-Needs what `make packages` installs. A case whose package is not there is exported from a minimal module of its tensors;
-the numbers hold for that module then.
+Each row is a stored case of tests/fixtures/oracle_stateful. The script needs the packages that `make packages`
+installs. A case whose package is missing is exported from a minimal module with the same tensors, and has the figures
+of that module.
 """
 
 from __future__ import annotations
@@ -55,14 +56,13 @@ MODELS = {
     "ut01_act": ("Universal Transformer with adaptive computation time", "none; hops end by position"),
     "kn01_knnlm": ("kNN-LM", "none; a datastore outside of the model"),
 }
-"""Every stored case in the page's order, with its description."""
+"""Every stored case in the page's order: the model, and the state that it carries from step to step."""
 MINIMAL = {"as01_adaptive_span": "adaptive_span", "ut01_act": "universal", "kn01_knnlm": "nearest_neighbours"}
-"""Cases whose code is on no package index; tests/stand_ins/stateful has a minimal module of the same tensors for each.
-"""
+"""Cases whose code is on no package index: the name of the minimal module in tests/stand_ins/stateful."""
 
 
 def main(names: list[str]) -> None:
-    """Print a line for each case."""
+    """Print the table's head, and a row for each named case, or for all cases."""
     if unknown := [name for name in names if name not in MODELS]:
         sys.exit(f"there is no case {', '.join(unknown)}, expected {', '.join(MODELS)}; usage: models_table.py [CASE…]")
     print(f"| {' | '.join(HEADER)} |")
@@ -72,12 +72,12 @@ def main(names: list[str]) -> None:
 
 
 def line(name: str) -> tuple[str, ...]:
-    """Return the page's line of a case, in the order of `HEADER`."""
+    """Return the cells of a case's row, in the order of `HEADER`."""
     return (*words(name), *figures(name))
 
 
 def words(name: str) -> tuple[str, str, str]:
-    """Return the model with its command, its memory, and the way it is exported."""
+    """Return the first cells of a row: the model with a link, its memory, and the way it is exported."""
     model, memory = MODELS[name]
     if adapter := ADAPTED.get(name):
         return f"[{model}](adapters.md#{adapter})", memory, f"adapter `{adapter}`"
@@ -86,7 +86,7 @@ def words(name: str) -> tuple[str, str, str]:
 
 
 def figures(name: str) -> tuple[str, ...]:
-    """Return the columns that come from exporting, running and building the case."""
+    """Export, run and build a case, and return the remaining cells of its row."""
     case = Case(name)
     form = form_of(case)
     with tempfile.TemporaryDirectory() as folder:
@@ -110,7 +110,7 @@ def figures(name: str) -> tuple[str, ...]:
 
 
 def exported(case: Case, form: Form, path: Path, **options: Any) -> Any:
-    """Export a case in the way its users do."""
+    """Export a case in the form in which its users would, without verification."""
     lengths = case.segment_lengths()
     return txl_export.export(
         form.spec, path, batch_size=case.batch_size, segment_length=lengths, verify=False, **options
@@ -118,18 +118,18 @@ def exported(case: Case, form: Form, path: Path, **options: Any) -> Any:
 
 
 def _new(form: Form, logprobs: str | None) -> str | None:
-    """Return the output spec with role logits; an output that the module gives as log-probabilities stays as it is."""
+    """Return the output's name if the export turned its logits into log-probabilities, else None."""
     declared = {entry.name: entry.role for entry in form.spec.outputs if not isinstance(entry, str)}
     return logprobs if declared.get(logprobs or "") == "logits" else None
 
 
 def _counts(manifest: Any) -> bool:
-    """Return whether a state of whole numbers counts the rows that each sequence has filled."""
+    """Return True if the model has a state of int32, which counts the rows that each sequence has filled."""
     return any(entry.dtype == "int32" for entry in manifest.states)
 
 
 def _states(manifest: Any) -> list[str]:
-    """Return the shapes of the states with B for the batch, and the number of states of each shape."""
+    """Return the shapes of the states with B for the batch, and how many have each shape, e.g. ["2 × [1, B, 64]"]."""
     results: dict[str, int] = {}
     for entry in manifest.states:
         rows = None if entry.row_axis is None else f"0…{entry.shape[entry.row_axis]}"
@@ -139,7 +139,7 @@ def _states(manifest: Any) -> list[str]:
 
 
 def engines_of(made: Any) -> str:
-    """Build a bundle's engines; return "2 built", or the reason why there are none."""
+    """Build a bundle's TensorRT-RTX engines; return e.g. "2 built", or "refused: " with the reason."""
     try:
         return f"{len(build_bundle(made.path, 'rtx', gpus=(GPU,)).engines)} built"
     except TxlError as error:

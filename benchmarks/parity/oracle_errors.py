@@ -1,4 +1,4 @@
-"""Measures the largest errors of every code base against the original implementations, for docs/measurements/parity.md.
+"""Print each code base's largest errors against its original implementation, as docs/measurements/parity.md has them.
 
 python benchmarks/parity/oracle_errors.py
 """
@@ -17,7 +17,7 @@ NAMES = {"extra/x01": "cntxl", "extra/x10": "remixl", "extra/x20": "fastai"}
 
 
 def main() -> None:
-    """Export every case with both forms of memory and print the worst per code base."""
+    """Export and run every case with K/V and with hidden memory; print the largest errors of each code base."""
     worst: dict[tuple[str, str], list[float]] = {}
     for case in LANGUAGE_MODELS:
         code_base = NAMES.get(case[:9], case.split("/")[0])

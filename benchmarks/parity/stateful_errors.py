@@ -1,4 +1,4 @@
-"""Measures bundles of other packages' models with state against the packages: docs/measurements/own_models.md.
+"""Print the errors of bundles of other packages' models with state, as docs/measurements/own_models.md has them.
 
 python benchmarks/parity/stateful_errors.py [CASE…]
 """
@@ -16,7 +16,7 @@ from oracle_stateful import BUILDS, GROWTH, Case, errors, export_case, run_bundl
 
 
 def main(names: list[str]) -> None:
-    """Export and run each case, build its engines, and print a line."""
+    """Export and run each named case, or all cases, build their engines, and print a row of the table for each."""
     print("| case | the package's model | sequences | programs | outputs | states | TensorRT-RTX |")
     print("|---|---|---|---|---|---|---|")
     for name in names or sorted(BUILDS):

@@ -1,8 +1,9 @@
-"""The table of systems in docs/models.md: each one's small bundle beside its module over 300 steps with resets.
+"""Print the table of systems in docs/models.md: errors of a small bundle of each system over 300 steps with resets.
 
 python benchmarks/parity/systems_table.py [SYSTEM…]
 
-A system whose package `make packages` has not installed is exported from a minimal module of the same tensors.
+The errors are the differences between a bundle and its module. A system whose package is missing (`make packages`
+installs them) is exported from a minimal module with the same tensors.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ HEADER = ("system", "carried from step to step", "how", "outputs", "states")
 
 
 def main(names: list[str]) -> None:
-    """Print a line for each system."""
+    """Print the table's head, and a row for each named system, or for all systems."""
     if unknown := [name for name in names if name not in SYSTEMS]:
         sys.exit(f"there is no system {', '.join(unknown)}, expected {', '.join(SYSTEMS)}")
     print(f"| {' | '.join(HEADER)} |")
@@ -29,7 +30,7 @@ def main(names: list[str]) -> None:
 
 
 def line(name: str) -> tuple[str, ...]:
-    """Return the page's line for a system, in the order of `HEADER`."""
+    """Return the cells of a system's row, in the order of `HEADER`."""
     system, result = SYSTEMS[name], ("–", "–")
     if system.source:
         with tempfile.TemporaryDirectory() as folder:

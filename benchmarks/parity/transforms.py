@@ -1,4 +1,4 @@
-"""Errors and times of Fourier transforms as products with matrices, the table of docs/own-models-reference.md.
+"""Print errors and times of Fourier transforms as matrix products, the table of docs/own-models-reference.md.
 
 python benchmarks/parity/transforms.py [SAMPLES…]
 """
@@ -22,7 +22,10 @@ ROWS = 64
 
 
 def main(sizes: list[int]) -> None:
-    """Print a line for each number of samples: the error relative to the largest number, against NumPy in float64."""
+    """Print a row for each number of samples: times, and the largest error against NumPy in float64.
+
+    An error is divided by the largest number of NumPy's result.
+    """
     print("| samples | matrix, MB | rfft, irfft | ONNX Runtime's DFT | torch | ms a frame | ONNX Runtime's DFT |")
     print("|---|---|---|---|---|---|---|")
     for samples in sizes:
@@ -43,7 +46,7 @@ def main(sizes: list[int]) -> None:
 
 
 def _graphs(samples: int, inverse: bool, rows: int) -> list[bytes]:
-    """Return two graphs of the transform: a product, and ONNX Runtime's DFT."""
+    """Return two serialized graphs of the same transform: a matrix product, and ONNX's operator DFT."""
     steps = samples // 2 + 1
     shapes = [(rows, steps, 2), (rows, samples, 1)] if inverse else [(rows, samples, 1), (rows, steps, 2)]
     node = helper.make_node("DFT", ["x", "n"], ["y"], axis=1, onesided=1, inverse=int(inverse))

@@ -1,4 +1,4 @@
-"""All steps that are timed, by name."""
+"""Make the steps that `rivals.py` and other scripts time, by their names."""
 
 from __future__ import annotations
 
@@ -48,15 +48,19 @@ def _steps(outside: Path | None) -> dict[str, Callable[[], Step]]:
 
 
 def names() -> list[str]:
-    """Return the names that `--only` takes."""
+    """Return the names of all steps, which `--only` takes, e.g. "mamba"."""
     return list(_steps(None))
 
 
 def made(name: str, outside: Path | None) -> Step:
-    """Make one step, with the same random weights in every process.
+    """Make the step of this name, with the same random weights in every process.
+
+    Args:
+        name: one of `names`.
+        outside: the folder with checkouts of other repositories; None without one.
 
     Raises:
-        AbsentError: the package or checkout of one of `foreign_steps` is missing.
+        AbsentError: a package or checkout that the step needs is missing.
     """
     torch.manual_seed(0)
     return _steps(outside)[name]()

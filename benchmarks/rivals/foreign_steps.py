@@ -1,4 +1,4 @@
-"""Steps of other packages' and repositories' models; each says what it needs if that is missing."""
+"""Make steps of models of other packages and repositories; an error names a package or checkout that is missing."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ ROOT = Path(__file__).parents[2]
 
 
 class AbsentError(Exception):
-    """Raised if a package or checkout that a step needs is missing."""
+    """A package or checkout that a step needs is missing."""
 
 
 def gtrxl(batch: int) -> Step:
-    """Make the GTrXL of samples/policy."""
+    """Make a step of the GTrXL of samples/policy."""
     spec, _ = read_source(f"{ROOT / 'samples' / 'policy' / 'gtrxl.py'}:build", None)
     return Step(spec, batch)
 
 
 def emformer() -> Step:
-    """Make torchaudio's Emformer: 2 layers of width 128, segments of 4 frames."""
+    """Make a step of torchaudio's Emformer: 2 layers of width 128, segments of 4 frames."""
     config = {"input_dim": 128, "num_heads": 4, "ffn_dim": 256, "num_layers": 2, "segment_length": 4}
     return Step(
         _adapted("emformer", "torchaudio", {**config, "left_context_length": 16, "right_context_length": 1}), 1, 4
@@ -36,12 +36,12 @@ def emformer() -> Step:
 
 
 def mamba(width: int = 128, layers: int = 2) -> Step:
-    """Make mambapy's Mamba, by default 2 layers of width 128, one token per step."""
+    """Make a step of one token of mambapy's Mamba, by default with 2 layers of width 128."""
     return Step(_adapted("mamba", "mambapy", {"d_model": width, "n_layers": layers}))
 
 
 def x_transformers() -> Step:
-    """Make x-transformers' Transformer-XL: 2 layers of width 128 with a memory of 64 rows."""
+    """Make a step of x-transformers' Transformer-XL: 2 layers of width 128 with a memory of 64 rows."""
     layers = {"dim": 128, "depth": 2, "heads": 4, "attn_dim_head": 32, "rel_pos_bias": True}
     config = {"num_tokens": 256, "max_seq_len": 64, "max_mem_len": 64, "attn_layers": layers}
     spec = _adapted("x_transformers", "x_transformers", config)
@@ -49,7 +49,7 @@ def x_transformers() -> Step:
 
 
 def _renamed(spec: StepSpec) -> Any:
-    """Return the step with its scores under a name that no bundle turns into log-probabilities."""
+    """Return the step with its output named "scores", since an export turns logits into log-probabilities."""
 
     def step(module: Any, inputs: dict[str, Any], states: dict[str, Any]) -> Any:
         assert spec.step is not None
@@ -60,7 +60,16 @@ def _renamed(spec: StepSpec) -> Any:
 
 
 def _adapted(name: str, package: str, config: dict[str, Any]) -> StepSpec:
-    """Return an adapter's step with random weights."""
+    """Return the step that an adapter makes of a package's module with random weights.
+
+    Args:
+        name: the adapter.
+        package: the package that has to be installed.
+        config: the adapter's config.
+
+    Raises:
+        AbsentError: the package is not installed.
+    """
     if str(ROOT / ".packages") not in sys.path:
         sys.path.append(str(ROOT / ".packages"))
     if find_spec(package) is None:
@@ -71,7 +80,7 @@ def _adapted(name: str, package: str, config: dict[str, Any]) -> StepSpec:
 
 
 def gtcrn(outside: Path | None, file: str | None = None) -> Step:
-    """Make GTCRN's streaming module with its weights; with `file`, the ONNX file that its publisher exported."""
+    """Make a step of GTCRN's streaming module with its weights, or of the publisher's ONNX file of the name `file`."""
     folder = _checkout(outside, "gtcrn/stream")
     published = folder / "onnx_models" / f"{file or 'gtcrn_simple'}.onnx"
     if file is not None:
@@ -98,13 +107,13 @@ def gtcrn(outside: Path | None, file: str | None = None) -> Step:
 
 
 def _cloned(module: Any, inputs: dict[str, Any], states: dict[str, Any]) -> Any:
-    """Wrap GTCRN's module to work on copies of its caches, because it writes into them."""
+    """Run GTCRN's module on copies of its caches, because the module writes into them."""
     enhanced, *after = module(inputs["mix"], *(state.clone() for state in states.values()))
     return {"enh": enhanced}, dict(zip(states, after, strict=True))
 
 
 def dtln(outside: Path | None, number: int) -> Step:
-    """Return one of DTLN's two files as a step."""
+    """Make a step of one of DTLN's two ONNX files, number 1 or 2."""
     folder = _checkout(outside, "DTLN/pretrained_model")
     published = folder / f"model_{number}.onnx"
     return Step(published, published=published)

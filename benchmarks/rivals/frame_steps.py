@@ -1,4 +1,4 @@
-"""Small steps over frames: recurrent layers, convolutions with their last frames, caches that are written by slices."""
+"""Make small steps over frames: recurrent layers, and convolutions that cache their last frames in several ways."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from txl_export import StateSpec
 
 SEEN = 24
-"""Number of features in a frame of the recurrent policies."""
+"""The number of features of a frame that the recurrent policies take."""
 
 
 class Lstm(nn.Module):
@@ -19,7 +19,7 @@ class Lstm(nn.Module):
         self.rnn, self.head = nn.LSTM(SEEN, width, layers), nn.Linear(width, 6)
 
     def forward(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, ...]:
-        """Run a frame: [B, features] and two states [layers, B, width] → [B, 6] and the states."""
+        """Run a frame: x [B, 24] and two states [layers, B, width] → an output [B, 6] and the new states."""
         y, (h, c) = self.rnn(x[None], (h, c))
         return self.head(y[0]), h, c
 
@@ -32,24 +32,24 @@ class Gru(nn.Module):
         self.rnn, self.head = nn.GRU(SEEN, width, layers), nn.Linear(width, 6)
 
     def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, ...]:
-        """Run a frame: [B, features] and a state [layers, B, width] → [B, 6] and the state."""
+        """Run a frame: x [B, 24] and a state [layers, B, width] → an output [B, 6] and the new state."""
         y, h = self.rnn(x[None], h)
         return self.head(y[0]), h
 
 
 def lstm(layers: int, width: int, batch: int) -> Step:
-    """Make a recurrent policy as robots use it, with LSTMs."""
+    """Make a step of a recurrent policy of LSTMs, as robots use them."""
     states = [StateSpec(name, (layers, "B", width)) for name in "hc"]
     return frame_step(Lstm(layers, width), SEEN, states, batch)
 
 
 def gru(layers: int, width: int, batch: int) -> Step:
-    """Make a recurrent policy as robots use it, with GRUs."""
+    """Make a step of a recurrent policy of GRUs, as robots use them."""
     return frame_step(Gru(layers, width), SEEN, [StateSpec("h", (layers, "B", width))], batch)
 
 
 class Voice(nn.Module):
-    """Two convolutions over this frame and the last ones, an LSTM cell, and a mask."""
+    """Two convolutions over a frame and the two frames before it, then an LSTM cell, then a mask of the frame."""
 
     def __init__(self, bins: int, channels: int, width: int) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Voice(nn.Module):
         self.cell, self.mask = nn.LSTMCell(channels, width), nn.Linear(width, bins)
 
     def forward(self, x: Tensor, seen: Tensor, found: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, ...]:
-        """Run a frame: [B, bins], two caches [B, channels, 2] and two states [B, width] → [B, bins] and the states."""
+        """Run a frame: x [B, bins], two caches [B, .., 2] and two states [B, width] → [B, bins] and the new states."""
         seen = torch.cat((seen, x[:, :, None]), 2)
         found = torch.cat((found, torch.relu(self.one(seen))), 2)
         h, c = self.cell(torch.relu(self.two(found))[:, :, 0], (h, c))
@@ -65,13 +65,13 @@ class Voice(nn.Module):
 
 
 def voice() -> Step:
-    """Make a model that masks a voice's noise frame by frame, as DTLN, GTCRN and silero do."""
+    """Make a step of a model that masks the noise beside a voice frame by frame, as DTLN, GTCRN and silero do."""
     caches = [StateSpec("seen", ("B", 129, 2)), StateSpec("found", ("B", 64, 2))]
     return frame_step(Voice(129, 64, 128), 129, [*caches, *(StateSpec(name, ("B", 128)) for name in "hc")])
 
 
 class LayerSlices(nn.Module):
-    """Convolutions over the last frames; their caches are parts of one tensor, written layer by layer."""
+    """Convolutions over the last frames; the caches of all layers are one tensor, which is written layer by layer."""
 
     def __init__(self, layers: int, width: int, taps: int) -> None:
         super().__init__()
@@ -79,9 +79,9 @@ class LayerSlices(nn.Module):
         self.mix = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
 
     def forward(self, x: Tensor, cache: Tensor) -> tuple[Tensor, ...]:
-        """Run a frame: [B, width] and a cache [layers, B, width, taps] → [B, width] and the cache.
+        """Run a frame: x [B, width] and a cache [layers, B, width, taps] → an output [B, width] and the new cache.
 
-        For example, [1, 64] and [6, 1, 64, 3].
+        For example, x [1, 64] and a cache [6, 1, 64, 16].
         """
         cache = cache.clone()
         for place, (layer, mix) in enumerate(zip(self.layers, self.mix, strict=True)):
@@ -92,7 +92,7 @@ class LayerSlices(nn.Module):
 
 
 class NewestSlices(nn.Module):
-    """The same layers, each with a cache of its own, which moves by one frame and gets the new frame at its end."""
+    """The layers of `LayerSlices`, each with a cache of its own, which moves by one frame and gets the new one last."""
 
     def __init__(self, layers: int, width: int, taps: int) -> None:
         super().__init__()
@@ -100,8 +100,9 @@ class NewestSlices(nn.Module):
         self.mix = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
 
     def forward(self, x: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> tuple[Tensor, ...]:
-        """Run a frame: [B, width] and four caches [B, width, taps] → [B, width] and the caches, e.g. [1, 64] and
-        [1, 64, 3].
+        """Run a frame: x [B, width] and four caches [B, width, taps] → an output [B, width] and the new caches.
+
+        For example, x [1, 64] and caches [1, 64, 16].
         """
         caches = [torch.roll(cache, -1, 2) for cache in (a, b, c, d)]
         for cache, layer, mix in zip(caches, self.layers, self.mix, strict=True):
@@ -111,17 +112,17 @@ class NewestSlices(nn.Module):
 
 
 def layer_slices() -> Step:
-    """Make a step of 6 layers that writes `cache[layer] = new`."""
+    """Make a step of 6 convolutions that update their cache by `cache[layer] = new`."""
     return frame_step(LayerSlices(6, 64, 16), 64, [StateSpec("cache", (6, "B", 64, 16))])
 
 
 def newest_slices() -> Step:
-    """Make a step of 4 layers that writes `cache[:, :, -1] = x`."""
+    """Make a step of 4 convolutions that update their caches by `cache[:, :, -1] = x`."""
     return frame_step(NewestSlices(4, 64, 16), 64, [StateSpec(name, ("B", 64, 16)) for name in "abcd"])
 
 
 class RingTcn(nn.Module):
-    """Dilated convolutions whose caches are rings: each frame overwrites the oldest one."""
+    """Dilated convolutions whose caches are rings: each frame overwrites the oldest frame."""
 
     taps: Tensor
 
@@ -132,9 +133,8 @@ class RingTcn(nn.Module):
         self.register_buffer("taps", torch.tensor([2, 1, 0]))
 
     def forward(self, x: Tensor, cache: Tensor, place: Tensor) -> tuple[Tensor, ...]:
-        """Run a frame: [B, width], a cache [layers, B, rows, width] and places int64 [B] → [B, width] and the states.
-
-        For example, [2, 64], [4, 2, 16, 64] and [3, 9].
+        """Run a frame: x [B, width], a cache [layers, B, rows, width] and write places, int64 [B] → an output
+        [B, width] and the new states. For example, x [2, 64], a cache [4, 2, 17, 64] and places [3, 9].
         """
         batch, width = x.shape
         caches = []
@@ -148,6 +148,6 @@ class RingTcn(nn.Module):
 
 
 def ring_tcn() -> Step:
-    """Make a temporal convolutional network of 4 layers; each sequence has its own place in the ring."""
+    """Make a step of a temporal convolutional network of 4 layers; each sequence has its own place in the ring."""
     states = [StateSpec("cache", (4, "B", 17, 64)), StateSpec("place", ("B",), dtype="int64")]
     return frame_step(RingTcn(64, (1, 2, 4, 8), 17), 64, states)

@@ -1,4 +1,4 @@
-"""Steps of token mixers: attention over a window, retention, RWKV's average, the delta rule, a block of Zipformer's."""
+"""Make steps of token mixers: windowed attention, retention, RWKV's average, the delta rule, a block of Zipformer."""
 
 from __future__ import annotations
 
@@ -24,10 +24,8 @@ class LlamaLayer(nn.Module):
         self.register_buffer("turns", 10000.0 ** (-torch.arange(0, self.size, 2) / self.size))
 
     def forward(self, x: Tensor, keys: Tensor, values: Tensor, place: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Run a token: [B, width], two windows [B, shared heads, rows, size] and places int64 [B] → the same, a row
-        newer.
-
-        For example, [1, 256], twice [1, 2, 64, 32], and [17].
+        """Run a token: x [B, width], two windows [B, shared heads, rows, size] and positions, int64 [B] → an output
+        [B, width] and both windows with a new row. For example, x [1, 256], windows [1, 2, 64, 32] and positions [17].
         """
         batch, rows = len(x), keys.shape[2]
         angle = place[:, None, None] * self.turns
@@ -50,16 +48,15 @@ class LlamaLayer(nn.Module):
 
 
 class Llama(nn.Module):
-    """Two layers of `LlamaLayer`."""
+    """Two `LlamaLayer`s, one after the other."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.layers = nn.ModuleList(LlamaLayer(width, 8, 2, 3 * width) for _ in range(2))
 
     def forward(self, x: Tensor, keys: Tensor, values: Tensor, place: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Run a token: [B, width], twice [layers, B, shared heads, rows, size] and places int64 [B] → the same.
-
-        For example, [1, 256], twice [2, 1, 2, 64, 32], and [17].
+        """Run a token: x [B, width], keys and values [layers, B, shared heads, rows, size] and positions, int64 [B] →
+        an output [B, width] and the new states. For example, x [1, 256], keys [2, 1, 2, 64, 32] and positions [17].
         """
         kept = []
         for layer, key, value in zip(self.layers, keys.unbind(0), values.unbind(0), strict=True):
@@ -69,13 +66,13 @@ class Llama(nn.Module):
 
 
 def llama() -> Step:
-    """Make a Llama of width 256 with a window of 64 rows."""
+    """Make a step of a Llama of 2 layers of width 256 with a window of 64 rows."""
     windows = [StateSpec(name, (2, "B", 2, 64, 32)) for name in ("keys", "values")]
     return frame_step(Llama(256), 256, [*windows, StateSpec("place", ("B",), dtype="int64")])
 
 
 class RetNet(nn.Module):
-    """Layers of retention in recurrent form: each head has a matrix that fades and to which each token adds."""
+    """Layers of retention in recurrent form: each head's matrix fades at each token, and the token adds to it."""
 
     fade: Tensor
 
@@ -93,8 +90,8 @@ class RetNet(nn.Module):
         self.register_buffer("fade", 1 - 2.0 ** (-5 - torch.arange(heads))[:, None, None])
 
     def forward(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Run a token: [B, width] and a state [layers, B, heads, size, size] → the same, e.g. [1, 128] and
-        [2, 1, 4, 32, 32].
+        """Run a token: x [B, width] and a state [layers, B, heads, size, size] → an output [B, width] and the new
+        state. For example, x [1, 128] and a state [2, 1, 4, 32, 32].
         """
         after = []
         for old, mix, out, norm, group, wide in zip(
@@ -111,13 +108,13 @@ class RetNet(nn.Module):
 
 
 def retnet(width: int = 128, heads: int = 4, layers: int = 2) -> Step:
-    """Make a RetNet, by default 2 layers of width 128 with 4 heads."""
+    """Make a step of a RetNet, by default 2 layers of width 128 with 4 heads."""
     states = [StateSpec("state", (layers, "B", heads, width // heads, width // heads))]
     return frame_step(RetNet(width, heads, layers), width, states)
 
 
 class RwkvLayer(nn.Module):
-    """Time mixing by a running average, which its largest exponent keeps stable, and channel mixing."""
+    """Time mixing by a running average, kept stable by subtracting the largest exponent, and then channel mixing."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -130,7 +127,7 @@ class RwkvLayer(nn.Module):
         self.wide, self.narrow = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
 
     def forward(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Run a token: [B, width] and a state [B, 5, width] → the same."""
+        """Run a token: x [B, width] and a state [B, 5, width] → an output [B, width] and the new state."""
         before, before_wide, top, bottom, largest = state.unbind(1)
         now = self.norms[0](x)
         key, value, gate = (
@@ -149,14 +146,14 @@ class RwkvLayer(nn.Module):
 
 
 class Rwkv(nn.Module):
-    """Layers of `RwkvLayer`."""
+    """`RwkvLayer`s, one after the other."""
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
         self.layers = nn.ModuleList(RwkvLayer(width) for _ in range(layers))
 
     def forward(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Run a token: [B, width] and a state [layers, B, 5, width] → the same."""
+        """Run a token: x [B, width] and a state [layers, B, 5, width] → an output [B, width] and the new state."""
         kept = []
         for layer, old in zip(self.layers, state.unbind(0), strict=True):
             x, new = layer(x, old)
@@ -165,14 +162,14 @@ class Rwkv(nn.Module):
 
 
 def rwkv(width: int = 128, layers: int = 2) -> Step:
-    """Make an RWKV of the fourth version, by default 2 layers of width 128."""
+    """Make a step of an RWKV of version 4, by default 2 layers of width 128."""
     first = torch.zeros(layers, 1, 5, width)
     first[:, :, 4] = -1e30
     return frame_step(Rwkv(width, layers), width, [StateSpec("state", (layers, "B", 5, width), initial=first)])
 
 
 class DeltaLayer(nn.Module):
-    """The gated delta rule in recurrent form, as in Qwen3-Next: each head's matrix fades, and learns what it lacks."""
+    """The gated delta rule in recurrent form, as in Qwen3-Next: a head's matrix fades, and learns what it lacks."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -185,7 +182,9 @@ class DeltaLayer(nn.Module):
         self.wide, self.narrow = nn.Linear(width, 4 * width, bias=False), nn.Linear(2 * width, width, bias=False)
 
     def forward(self, x: Tensor, seen: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Run a token: [B, width], a window [B, 3 width, 3] and a state [B, heads, size, size] → the same."""
+        """Run a token: x [B, width], a window [B, 3 · width, 3] and a state [B, heads, size, size] → an output
+        [B, width], and the new window and state.
+        """
         normed = self.norms[0](x)
         into, gate = self.mix(normed).split((3 * x.shape[-1], x.shape[-1]), -1)
         joined = torch.cat((seen, into[..., None]), -1)
@@ -205,14 +204,16 @@ class DeltaLayer(nn.Module):
 
 
 class DeltaNet(nn.Module):
-    """Layers of `DeltaLayer`."""
+    """`DeltaLayer`s, one after the other."""
 
     def __init__(self, width: int, heads: int, layers: int) -> None:
         super().__init__()
         self.layers = nn.ModuleList(DeltaLayer(width, heads) for _ in range(layers))
 
     def forward(self, x: Tensor, seen: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Run a token: [B, width], [layers, B, 3 width, 3] and [layers, B, heads, size, size] → the same."""
+        """Run a token: x [B, width], windows [layers, B, 3 · width, 3] and states [layers, B, heads, size, size] → an
+        output [B, width], and the new windows and states.
+        """
         kept = []
         for layer, *old in zip(self.layers, seen.unbind(0), state.unbind(0), strict=True):
             x, *new = layer(x, *old)
@@ -221,16 +222,14 @@ class DeltaNet(nn.Module):
 
 
 def deltanet(width: int = 128, heads: int = 4, layers: int = 2) -> Step:
-    """Make a gated DeltaNet, by default 2 layers of width 128 with 4 heads."""
+    """Make a step of a gated DeltaNet, by default 2 layers of width 128 with 4 heads."""
     size = width // heads
     states = [StateSpec("seen", (layers, "B", 3 * width, 3)), StateSpec("state", (layers, "B", heads, size, size))]
     return frame_step(DeltaNet(width, heads, layers), width, states)
 
 
 class Zipformer(nn.Module):
-    """A block: half a feed-forward layer, attention over cached keys, a causal convolution, the other half, a
-    bypass.
-    """
+    """A block of Zipformer: feed-forward, attention over cached keys, causal convolution, feed-forward, bypass."""
 
     def __init__(self, width: int, heads: int, taps: int) -> None:
         super().__init__()
@@ -248,7 +247,9 @@ class Zipformer(nn.Module):
         self.bias = nn.Parameter(torch.zeros(()))
 
     def forward(self, x: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> tuple[Tensor, ...]:
-        """Run frames: [B, T, width] and two caches [rows, B, width] and [B, width, taps - 1] → the same."""
+        """Run frames: x [B, T, width], keys and values [rows, B, width] and last frames [B, width, taps - 1] → an
+        output [B, T, width] and the new states.
+        """
         start, length = x, x.shape[1]
         x = x + self.one(x)
         query, key = self.query_key(x).chunk(2, -1)
@@ -270,7 +271,7 @@ class Zipformer(nn.Module):
 
 
 def zipformer() -> Step:
-    """Make a block of width 128 that takes 4 frames per step."""
+    """Make a step of 4 frames of a Zipformer block of width 128."""
     caches = [StateSpec(name, (32, "B", 128)) for name in ("keys", "values")]
     states = [*caches, StateSpec("seen", ("B", 128, 14))]
     return Step(StepSpec(Zipformer(128, 4, 15).eval(), [InputSpec("x", ("B", 4, 128))], states, ["y"]))

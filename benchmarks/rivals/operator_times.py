@@ -1,4 +1,4 @@
-"""Splits a step's time in ONNX Runtime by operator, from the profile of every session that a way opens."""
+"""Split the time of a step in ONNX Runtime by operators, from the profiles of all sessions that run the step."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ WARM_UP = 50
 
 
 class OperatorTimes(Struct, frozen=True, kw_only=True):
-    """The times of one way, in µs.
+    """The times of one way to run a step, in µs.
 
     Attributes:
-        call: processor time of a call without the profiler, the median.
-        engine: the median share of the engine's own call in that time.
-        operators: for each type of operator, the number of its nodes in a call and the time of all of them, with the
-            profiler's own time: the mean without the slowest quarter, in which other processes ran.
+        call: the median processor time of a call without the profiler.
+        engine: the median processor time inside the engine during a call.
+        operators: for each type of operator, the number of its nodes in a call, and the time of all these nodes. The
+            time is the mean without the slowest quarter, where other processes ran, and includes the profiler's own.
     """
 
     call: float
@@ -39,7 +39,13 @@ class OperatorTimes(Struct, frozen=True, kw_only=True):
 
 
 def operator_times(open_way: Callable[[], Competitor], call: Callable[[Competitor], Work], calls: int) -> OperatorTimes:
-    """Measure a way's call by operator; the way is opened again, because profiling must be requested at that time."""
+    """Measure a call of one way by operators.
+
+    Args:
+        open_way: opens the way; it is called anew, because a profile has to be requested before a session opens.
+        call: returns the timed function of an opened way.
+        calls: the number of calls to measure.
+    """
     whole, engine = _shares(open_way, call, calls)
     with tempfile.TemporaryDirectory() as folder:
         with _opening(Path(folder)) as sessions:
@@ -64,7 +70,7 @@ def operator_times(open_way: Callable[[], Competitor], call: Callable[[Competito
 
 
 def _shares(open_way: Callable[[], Competitor], call: Callable[[Competitor], Work], calls: int) -> tuple[float, float]:
-    """Return the medians of a call and of the engine's calls in it, in µs."""
+    """Return the median processor times in µs of a call, and of the engine's part of a call."""
     spent: list[float] = []
 
     def timed(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -97,7 +103,7 @@ def _called(work: Work, calls: int) -> None:
 
 @contextmanager
 def _opening(profiles: Path | None) -> Iterator[list[Any]]:
-    """Collect the sessions that are opened inside the block; with a folder, each writes a profile there."""
+    """Collect ONNX Runtime's sessions that the block opens; with a folder, each session writes a profile to it."""
     sessions: list[Any] = []
     options, session = onnxruntime.SessionOptions, onnxruntime.InferenceSession
 

@@ -1,11 +1,12 @@
-"""A Transformer-XL that `torch.onnx.export` wrote, with keys and values in and out, in two engines.
+"""Run a Transformer-XL that `torch.onnx.export` wrote, with keys and values as inputs and outputs, in two engines.
 
-onnx-kv         ONNX Runtime by hand: `session.run` with a dictionary, and the new keys and values fed back
+onnx-kv         ONNX Runtime by hand: `session.run` with a dictionary, which gets the new keys and values back
 openvino        the same file in OpenVINO in float32, as a stateful model whose states are the keys and values
-openvino-bf16   the same with INFERENCE_PRECISION_HINT bf16
+openvino-bf16   openvino with INFERENCE_PRECISION_HINT bf16
 
-The exporter is the one that traces (`dynamo=False`): its file is as fast as the other's in ONNX Runtime, and takes 0.85
-to 0.9 of the time in OpenVINO, which is none of the project's dependencies: without it its rows are left out.
+The exporter is PyTorch's older one, which traces (`dynamo=False`): its file is as fast as the newer exporter's in ONNX
+Runtime, and takes 0.85 to 0.9 of the time in OpenVINO. OpenVINO is no dependency of the project; without it, its rows
+are left out.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ from txl_deploy.bench.competitors.shared_layers import SharedLayers, Work
 __all__ = ["Engine", "OnnxRuntime", "OpenVino", "PlainExport", "emulates_bf16", "no_openvino"]
 
 AFTER = "_out"
-"""Suffix of the names of keys and values that are results."""
+"""The suffix that the names of new keys and values have as outputs."""
 
 
 def no_openvino() -> str:
-    """Return why OpenVINO cannot run here; "" if it can."""
+    """Return the reason why OpenVINO cannot run here; "" if it can."""
     return "" if importlib.util.find_spec("openvino") else "OpenVINO is not installed: pip install openvino"
 
 
 def emulates_bf16() -> bool:
-    """Return True if OpenVINO is installed and emulates bfloat16, because this processor has no such products."""
+    """Return True if OpenVINO is installed and emulates bfloat16, because the processor cannot multiply bfloat16."""
     if no_openvino():
         return False
     import openvino
@@ -46,11 +47,11 @@ def emulates_bf16() -> bool:
 
 
 class OnnxRuntime:
-    """ONNX Runtime on the CPU with its own settings, driven as its tutorials do.
+    """ONNX Runtime on the CPU with its default settings, called as in its tutorials.
 
     Attributes:
-        memory: keys and values of each layer in turns, [B, H, M, d_head].
-        description: the engine, and how it computes.
+        memory: keys, then values, of each layer, [B, H, M, d_head], e.g. [1, 8, 640, 64].
+        description: the engine and its file, in words.
     """
 
     description = "torch.onnx.export of torch-kv, keys and values in and out, ONNX Runtime by hand"
@@ -65,18 +66,20 @@ class OnnxRuntime:
         self.memory: list[Array] = []
 
     def call(self, tokens: Ids) -> Array:
-        """Run token ids, int32 [B, T], e.g. [1, 64], and return the answer."""
+        """Run token ids, int32 [B, T], e.g. [1, 64], keep the new keys and values, and return the file's answer."""
         fed: dict[str, Any] = dict(zip(self._names, self.memory, strict=True))
         answer, *self.memory = self._session.run(None, {self._tokens: tokens} | fed)
         return np.asarray(answer)
 
 
 class OpenVino:
-    """OpenVINO on the CPU, with the same attributes. Stateful: states fed by hand took 1.1 to 1.3 times as long.
+    """OpenVINO on the CPU, with the attributes of `OnnxRuntime`.
+
+    The model is stateful, because states that are fed by hand took 1.1 to 1.3 times as long.
 
     Args:
-        path: the file.
-        threads: number of threads of the plugin.
+        path: the ONNX file.
+        threads: the number of OpenVINO's threads.
         precision: "f32" or "bf16", the INFERENCE_PRECISION_HINT.
     """
 
@@ -100,7 +103,7 @@ class OpenVino:
 
     @property
     def memory(self) -> list[Array]:
-        """Return a copy of keys and values, e.g. [1, 8, 640, 64] each."""
+        """Return a copy of the keys and values of all layers, e.g. [1, 8, 640, 64] each."""
         return [np.array(state.state.data) for state in self._states]
 
     @memory.setter
@@ -109,7 +112,7 @@ class OpenVino:
             state.state = self._tensor(np.ascontiguousarray(rows))
 
     def call(self, tokens: Ids) -> Array:
-        """See `OnnxRuntime`."""
+        """Run token ids, int32 [B, T], e.g. [1, 64], and return the file's answer."""
         return np.array(self._request.infer([tokens], share_inputs=True, share_outputs=True)[0])
 
 
@@ -117,15 +120,15 @@ Engine = OnnxRuntime | OpenVino
 
 
 class PlainExport(KeyValue):
-    """torch-kv as an exporter takes it: keys and values are arguments, and the last M rows of both are results.
+    """The form torch-kv, exported: keys and values are inputs of a file, and their last M rows are outputs.
 
-    It runs eagerly until the memory is full, so that no shape changes. Each question (log-probabilities, the most
-    likely token, nats) and segment length has a file of its own, exported when it is first asked for. `opened` opens a
-    file; `folder` keeps the files, and one that is there is not exported again.
+    The form runs eagerly until the memory is full, so that a file's shapes never change. Each kind of work
+    (log-probabilities, the most likely token, nats) and each segment length has a file of its own. A file is exported
+    when it is first needed, unless `folder` has it already. `opened` opens a file in an engine.
 
     Attributes:
-        given: while a step is exported, keys and values of each layer in turns, [B, H, M, d_head]; else none.
-        after: the keys and values after the step.
+        given: keys, then values, of each layer, [B, H, M, d_head], while a step is exported; () at other times.
+        after: the keys and values after the exported step.
     """
 
     def __init__(
@@ -186,10 +189,10 @@ class PlainExport(KeyValue):
         names = [f"{kind}.{i}" for i in range(self.parts.config.n_layer) for kind in ("key", "value")]
         examples = torch.from_numpy(tokens), *self.memory()
         step = _Step(self, work)
-        logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # silences a warning that torchvision is absent
+        logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # hides the warning that torchvision is absent
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
-            step(*examples)  # run once, to compute the tables and masks that become constants of the file
+            step(*examples)  # this run computes the tables and masks that become constants of the file
             torch.onnx.export(
                 step,
                 examples,
@@ -202,7 +205,7 @@ class PlainExport(KeyValue):
 
 
 class _Step(nn.Module):
-    """A question to a `PlainExport`, of tensors in order: the answer, and keys and values after it."""
+    """A `PlainExport`'s work as a module of positional tensors, which returns the answer and new keys and values."""
 
     def __init__(self, form: PlainExport, work: Work) -> None:
         super().__init__()

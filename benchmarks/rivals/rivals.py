@@ -1,17 +1,18 @@
-"""Bundles of 14 kinds of steps against every other way to run them on a CPU: PyTorch, and ONNX Runtime by hand.
+"""Time bundles of 14 kinds of steps beside other ways to run the steps on a CPU: PyTorch, and ONNX Runtime by hand.
 
     python benchmarks/rivals/rivals.py [--only NAME …] [--ways WAY …] [--threads 1 2] [--work FOLDER] [--out FOLDER]
     python benchmarks/rivals/rivals.py --reprint FILE.json …
 
-Each step is exported once, and runs in one process in turns with the module in PyTorch, with what `torch.onnx.export`
-makes of it, and with the file of its publisher where there is one (`ways.py` says what each is). First the outputs of
-all are compared with the bundle's over chained segments; what differs is not timed. A figure is the processor time of
-a step, all threads of the process together, the median over rounds; the ratios are medians of the rounds' ratios. With
-2 threads a thread of ONNX Runtime that waits is busy, which counts as processor time: look at the wall time there.
+Each step is exported once. In one process, its bundle takes turns with the module in PyTorch, with the file that
+`torch.onnx.export` makes of the module, and with the publisher's file, if there is one; `ways.py` describes these ways.
+First the outputs of each way are compared with the bundle's over chained segments; a way that differs is not timed. A
+figure is the median over rounds of a step's processor time, of all threads together. A ratio is the median of the
+rounds' ratios. With 2 threads, read the wall time: a thread of ONNX Runtime that waits is busy, and so counts as
+processor time.
 
-`--work` keeps bundles and exported files under the step's name, and what lies there is used again; `--bundles` measures
-the bundles of another such folder. GTCRN and DTLN are looked for in the folder `--outside`. `--reprint` prints the
-tables of runs that `--out` has stored.
+`--work` keeps bundles and exported files in a folder, under the step's name, and uses those that it finds there.
+`--bundles` takes the bundles from a second such folder. `--outside` names the folder with checkouts of GTCRN and DTLN.
+`--reprint` prints the tables of runs that `--out` has stored.
 """
 
 from __future__ import annotations
@@ -48,11 +49,11 @@ OURS = "bundle"
 
 
 class Row(Struct, frozen=True, kw_only=True):
-    """One step with one number of threads.
+    """The measurements of one step with one number of threads.
 
     Attributes:
-        ways: the measurements by way; the bundle's way is `OURS`.
-        left_out: for each way that was not timed, the reason.
+        ways: the times by way; the bundle's way is `OURS`.
+        left_out: the reason for each way that was not timed.
         profiles: the times of operators in ONNX Runtime, for the bundle and for the best way by hand.
     """
 
@@ -63,12 +64,12 @@ class Row(Struct, frozen=True, kw_only=True):
     profiles: dict[str, OperatorTimes] = {}
 
     def against(self, names: tuple[str, ...]) -> float | None:
-        """Return the bundle's time divided by that of the fastest of these ways."""
+        """Return the bundle's time divided by that of the fastest of the named ways; None if none was timed."""
         return ratio(self.ways[OURS], [self.ways[name] for name in names if name in self.ways])
 
 
 def bundle_of(name: str, step: Step, folder: Path) -> Path:
-    """Return the step's bundle in a folder; export it if it is missing. It is compared with the module later."""
+    """Return the path of a step's bundle in a folder; export it without verification if it is missing."""
     path = folder / f"{name}.txl"
     if not path.exists():
         log(f"export {name}")
@@ -81,9 +82,15 @@ def bundle_of(name: str, step: Step, folder: Path) -> Path:
 
 
 def measure(name: str, step: Step, bundle: Path, folder: Path, threads: int, options: argparse.Namespace) -> Row:
-    """Compare all ways of one step with the bundle, and let those that agree take turns, on `threads` threads.
+    """Compare all ways to run one step with its bundle, and time those that agree, in turns.
 
-    For example, on 2 threads.
+    Args:
+        name: the step's name.
+        step: the step.
+        bundle: the path of its bundle.
+        folder: the folder for exported files.
+        threads: of each way.
+        options: the command line.
     """
     works = Works(_opened(bundle, threads))
     (task,) = works.tasks
@@ -122,7 +129,7 @@ def _opened(bundle: Path, threads: int) -> Model:
 
 
 def tables(rows: list[Row]) -> list[Table]:
-    """Return a table of processor time with the ratios, and one of wall time."""
+    """Return the tables of processor time and of wall time, of the ways that were left out, and of profiles."""
     ways = [OURS, *(name for name in NAMES if any(name in row.ways for row in rows))]
     cpu = Table(
         ("step", "threads", *ways, "bundle / best ONNX by hand", "bundle / best torch"),
@@ -145,7 +152,7 @@ def tables(rows: list[Row]) -> list[Table]:
 
 
 def _profile(row: Row) -> Table:
-    """Return operators of the bundle's graph beside those of the second file."""
+    """Return a table of the operators' times in the bundle's graph beside those in the best file by hand."""
     (ours, theirs), other = row.profiles.values(), [*row.profiles][1]
     title = f"{row.step}, {row.threads} threads: bundle / {other} = {row.against((other,)):.2f} by processor time"
     table = Table(("µs", "bundle, nodes", "bundle", f"{other}, nodes", other, "difference"), title=title)
@@ -214,7 +221,7 @@ def _called(name: str, only: str) -> bool:
 
 
 def main() -> int:
-    """Run the benchmark."""
+    """Read the command line, measure every step, and print the tables; or print the tables of stored runs."""
     arguments = _arguments()
     if arguments.reprint is not None:
         stored = [msgspec.json.decode(file.read_bytes()) for file in arguments.reprint]

@@ -1,11 +1,12 @@
-"""Segments of steps of one position: 64 positions at once, 64 steps, and the model's own parallel form in torch.
+"""Time 64 positions of a recurrent model as one segment, as 64 steps, and in the model's own parallel form in PyTorch.
 
     python benchmarks/rivals/segments.py [--only mamba] [--width 768 --heads 12] [--rounds 30]
 
-One thread. Every round times each way once, in turns, by the processor's time of the thread, so that other work on the
-machine counts little. "apart" is the largest difference of outputs from the module in float64, run position by position
-over 4 chained segments, as a share of the largest output; the parallel form computes the first one, from fresh states.
-Mamba needs mambapy, DeltaNet's parallel form transformers.
+All three run on one thread. Every round times each of them once by the thread's processor time, so that other work on
+the machine matters little. "apart" is the error of the bundle's outputs over 4 chained segments: the largest difference
+from the module in float64, which runs position by position, divided by the largest output. "parallel apart" is the
+error of the parallel form's outputs over the first segment. Mamba needs mambapy; DeltaNet's and RWKV's parallel forms
+need transformers.
 """
 
 from __future__ import annotations
@@ -33,13 +34,11 @@ from txl_runtime import load
 
 LENGTH, SEGMENTS = 64, 4
 Parallel = Callable[[Any, Tensor], Tensor]
-"""A function that returns the outputs for x [B, L, width], from fresh states."""
+"""A function of a module and x [B, L, width] that returns the outputs [B, L, width] from fresh states."""
 
 
 def retnet(module: Any, x: Tensor) -> Tensor:
-    """Run retention in its parallel form: attention whose scores fade with the distance. x [1, 64, 128] →
-    [1, 64, 128].
-    """
+    """Run a RetNet in parallel, as attention whose scores fade with the distance: x [1, 64, 128] → [1, 64, 128]."""
     batch, length, width = x.shape
     apart = torch.arange(length)[:, None] - torch.arange(length)
     fades = (module.fade ** apart.clamp(min=0)).tril()
@@ -56,7 +55,7 @@ def retnet(module: Any, x: Tensor) -> Tensor:
 
 
 def deltanet(module: Any, x: Tensor) -> Tensor:
-    """Run the gated delta rule in chunks, as transformers does: x [1, 64, 128] → [1, 64, 128]."""
+    """Run a DeltaNet in chunks by transformers' function: x [1, 64, 128] → [1, 64, 128]."""
     rule = import_module("transformers.models.qwen3_next.modeling_qwen3_next").torch_chunk_gated_delta_rule
     batch, length, width = x.shape
     for layer in module.layers:
@@ -77,8 +76,9 @@ def deltanet(module: Any, x: Tensor) -> Tensor:
 
 
 def rwkv(module: Any, x: Tensor) -> Tensor:
-    """Run RWKV as transformers does: a loop over positions for the average, everything else at once, e.g. x
-    [1, 64, 128].
+    """Run an RWKV with transformers' loop over positions for the average, and all positions at once elsewhere.
+
+    For example, x [1, 64, 128] → [1, 64, 128].
     """
     average = import_module("transformers.models.rwkv.modeling_rwkv").rwkv_linear_attention_cpu
     for layer in module.layers:
@@ -102,12 +102,12 @@ def rwkv(module: Any, x: Tensor) -> Tensor:
 
 
 def mamba(module: Any, x: Tensor) -> Tensor:
-    """Run mambapy's own forward, a parallel scan: x [1, 64, 128] → [1, 64, 128]."""
+    """Run mambapy's own `forward`, a parallel scan: x [1, 64, 128] → [1, 64, 128]."""
     return module(x)  # type: ignore[no-any-return]
 
 
 def models(width: int, heads: int) -> dict[str, tuple[Callable[[], Step], Parallel]]:
-    """Return steps and their parallel forms by name."""
+    """Return the functions that make each model's step, and the models' parallel forms, by name."""
     return {
         "retnet": (partial(mixers.retnet, width, heads), retnet),
         "rwkv": (partial(mixers.rwkv, width), rwkv),
@@ -117,7 +117,7 @@ def models(width: int, heads: int) -> dict[str, tuple[Callable[[], Step], Parall
 
 
 def exact(step: Step, x: NDArray[Any]) -> NDArray[Any]:
-    """Return the module's outputs in float64, position by position; in float32 if it does not run in float64.
+    """Run the module position by position, in float64 or, if it cannot, in float32, and return the outputs.
 
     For example, x [1, 64, 128] → [1, 64, 128].
     """
@@ -136,19 +136,19 @@ def exact(step: Step, x: NDArray[Any]) -> NDArray[Any]:
 
 
 def apart(found: NDArray[Any], wanted: NDArray[Any]) -> float:
-    """Return the largest difference divided by the largest value, e.g. 0.1 for [1.1, 2.0] and [1.0, 1.0 + 1.0]."""
+    """Return the largest difference divided by the largest wanted value, e.g. 0.05 for [1.1, 2.0] and [1.0, 2.0]."""
     return float(np.abs(found - wanted).max() / np.abs(wanted).max())
 
 
 def timed(work: Callable[[], Any]) -> float:
-    """Return this thread's processor seconds of a call."""
+    """Call a function, and return the processor seconds that this thread took."""
     start = time.thread_time()
     work()
     return time.thread_time() - start
 
 
 def compare(name: str, step: Step, parallel: Parallel, rounds: int) -> str:
-    """Compare one model's ways, and return a line of the table."""
+    """Export one model, time its three ways, compare their outputs, and return a row of the table."""
     spec: Any = step.source
     with tempfile.TemporaryDirectory() as folder:
         bundle = Path(folder) / "bundle.txl"
@@ -183,7 +183,7 @@ def compare(name: str, step: Step, parallel: Parallel, rounds: int) -> str:
 
 
 def main() -> None:
-    """Print the table."""
+    """Read the command line, and print a row of the table for each model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", help="a model; repeatable")
     parser.add_argument("--width", type=int, default=128)

@@ -1,25 +1,26 @@
-"""One table of decode steps and segments of 64: bundles and compiled steps of this checkout, another's, and rivals.
+"""Make one table of decode steps and segments of 64: bundles and native steps, an older checkout's bundles, rivals.
 
     python benchmarks/rivals/steps_table.py --work FOLDER [--before CHECKOUT] --prepare
     python benchmarks/rivals/steps_table.py --work FOLDER [--before CHECKOUT] --out FOLDER [--threads 1 2]
                                             [--model NAME …] [--memory M …] [--batch B …] [--against WAYS]
     python benchmarks/rivals/steps_table.py --reprint FILE.json …
 
-A cell is a model, M, B and a number of threads. In each, every way is first compared with the fp32 bundle over chained
-segments until the memory is full, then all take turns. The first command does all but the timing and keeps bundles,
-exported and compiled files, so that the machine has to be quiet for the second alone. Every cell is written to --out
-at once.
+A cell of the table is a model, M, B and a number of threads. In each cell, every way to run the model is first compared
+with the fp32 bundle over chained segments, until the memory is full. Then all ways that agree run in turns. With
+--prepare the script does everything but the timing, and keeps bundles, exported and compiled files, so that the machine
+has to be quiet only for the second command. A cell is written to --out as soon as it is measured.
 
-Each checkout exports fp32, int8 and int4 of the same random weights; this one's are opened in every way of `LOADS`, and
-compiled by `build --target native` with keys and values in each precision of --native, where the step takes them.
-Bundles of --before run in a process of that checkout, all else in this one: this checkout as --before shows what the
-other process changes. `torch_forms` and `plain_exports` say what the rivals are. Where the processor has no bfloat16,
-openvino-bf16 runs only if --against names it.
+Each checkout exports the same random weights in fp32, int8 and int4. This checkout's bundles are opened in every way of
+`LOADS`, and compiled by `build --target native`, with keys and values in each precision of --native that the native
+step supports. Bundles of --before run in a process of that checkout, all other ways in this process. To see the effect
+of the separate process, name this checkout as --before. `torch_forms` and `plain_exports` describe the rivals. On a
+processor without bfloat16, openvino-bf16 runs only if --against names it.
 
-CPU is the processor time of a step, threads together, the median of the rounds, and "of fp32" the median of the rounds'
-ratios to the fp32 bundle. With 2 threads one that waits is busy, which counts: read the wall time there. The floor is
-the bytes that a step has to read, as `txl-deploy bench` counts them, over the read bandwidth, measured in every round;
-"of the floor" is its share of the CPU time with 1 thread and of the wall time with more.
+"CPU" is the median over rounds of a step's processor time, of all threads together. "of fp32" is the median of the
+rounds' ratios to the fp32 bundle. With 2 threads, read the wall time: a thread that waits is busy, and so counts as
+processor time. The floor is the number of bytes that a step has to read, as `txl-deploy bench` counts them, divided by
+the read bandwidth, which every round measures. "of the floor" is the floor divided by the CPU time with 1 thread, and
+by the wall time with more threads.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ LOADS: dict[str, dict[str, Any]] = {
     "": {},
     " (small pages)": {"huge_pages": False},
 }
-"""Further arguments of `load`, by the suffix of the bundle's name; left out if `load` lacks the parameter."""
+"""Further arguments of `load`, by the suffix of the way's name; a way is left out if `load` lacks the parameter."""
 RIVALS = "torch-kv,torch-bf16,torch-compile,onnx-kv,openvino"
 MODELS: dict[str, dict[str, Any]] = {
     "12x512": shape(12, 512, 8, 64, 2048, 204),
@@ -80,16 +81,16 @@ MEMORIES = {"12x512": (160, 640, 2100), "4x192": (128,), "wt103": (150, 640), "t
 BATCHES = (1, 8, 16)
 SHORT = [("12x512", 640, 1), ("12x512", 160, 1), ("12x512", 2100, 1), ("wt103", 150, 1)]
 SHORT += [("4x192", 128, 1), ("4x192", 128, 8), ("4x192", 128, 16)]
-"""Cells that are measured where neither --model, --memory nor --batch chooses others: 20 minutes on two cores."""
+"""Cells that are measured without --model, --memory and --batch, in 20 minutes on two cores: model, M and B."""
 EXPORT = """import json, pathlib, sys
 from benchmarks.shared.models import random_bundle
 random_bundle(pathlib.Path(sys.argv[1]), **json.loads(sys.argv[2]))"""
 RATE = 50e9
-"""Operations per second of one thread; used only to estimate the time of a cell."""
+"""The assumed operations per second of one thread, to estimate the time of a cell."""
 
 
 class Cell(Struct, frozen=True):
-    """A cell of the table; everything in it is measured together."""
+    """A cell of the table: a model, M, B and a number of threads, measured together."""
 
     model: str
     memory: int
@@ -98,11 +99,17 @@ class Cell(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """Return the start of its files' names; it is the same for any number of threads."""
+        """Return the start of the names of the cell's files, e.g. "12x512-m640-b1", for any number of threads."""
         return f"{self.model}-m{self.memory}-b{self.batch}"
 
     def seconds(self, ways: int, rounds: int, turn: float) -> float:
-        """Estimate the seconds besides exports and compilers: segments of 64 that are compared, and turns."""
+        """Estimate the seconds of a cell, without exports and compilers: comparisons, and turns.
+
+        Args:
+            ways: the number of ways.
+            rounds: the number of rounds.
+            turn: the seconds of a turn.
+        """
         size = MODELS[self.model]
         inside, words = size["n_head"] * size["d_head"], size["d_model"] * size["vocab_size"]
         layer = (4 * inside + 2 * size["d_inner"]) * size["d_model"] + 3 * (self.memory + 64) * inside
@@ -112,12 +119,13 @@ class Cell(Struct, frozen=True):
 
 
 class Found(Struct, frozen=True, kw_only=True):
-    """The figures of a cell; `timed` and `sizes` are by kind of work and way.
+    """The figures of a cell.
 
     Attributes:
-        gb_per_second: the read bandwidth, the median of the rounds; None where nothing was timed.
-        sizes: bytes that a step has to read.
-        ways: by way, the code that runs and its distance from the fp32 bundle; or "left out" and why.
+        gb_per_second: the median read bandwidth over the rounds; None if nothing was timed.
+        timed: the times by kind of work and by way.
+        sizes: the bytes that a step has to read, by kind of work and by way.
+        ways: for each way, the code that runs and its difference from the fp32 bundle; or "left out" and the reason.
     """
 
     cell: Cell
@@ -128,7 +136,7 @@ class Found(Struct, frozen=True, kw_only=True):
 
 
 class Native(BundleCompetitor):
-    """A copy of a bundle with its compiled step, which is built if it is missing."""
+    """A copy of a bundle that runs the native step; the copy is made and compiled if it is missing."""
 
     def __init__(self, name: str, path: Path, cache: Cache, threads: int, bf16: bool = False) -> None:
         copy = path.with_name(f"{path.stem}-native-{'bf16-' if bf16 else ''}{cache}.txl")
@@ -151,8 +159,8 @@ class Native(BundleCompetitor):
 
 
 class Before(BundleCompetitor):
-    """An old checkout's bundle, which this checkout opens for comparison; `slices` run in the old checkout's
-    process.
+    """A bundle of the checkout --before, which this process opens only to compare outputs; `slices` are timed in a
+    process of that checkout.
     """
 
     def __init__(self, name: str, path: Path, source: Path, threads: int) -> None:
@@ -162,11 +170,11 @@ class Before(BundleCompetitor):
 
     @contextmanager
     def slices(self) -> Iterator[Callable[[str], Slice]]:
-        """Start a process that opens the bundle and fills its memory; yield its slices by kind of work."""
+        """Start a process that opens the bundle and fills its memory; yield a function that returns a work's slices."""
         script = ROOT / "benchmarks" / "compare" / "old_against_new.py"
         child = ("--child", str(self._path), "--threads", str(self._threads))
         with asked([sys.executable, str(script), str(self._source), *child], self._source, "of --before") as ask:
-            ask({"work": "load"})  # the answer says that the process is ready
+            ask({"work": "load"})  # this waits until the process is ready
 
             def run(work: str, seconds: float) -> tuple[float, list[float]]:
                 answer = ask({"work": work, "seconds": seconds})
@@ -176,10 +184,10 @@ class Before(BundleCompetitor):
 
 
 def bundle_of(cell: Cell, precision: str, source: Path, folder: Path) -> Path:
-    """Return the cell's bundle in a folder; let a checkout export it if it is missing.
+    """Return the path of a cell's bundle in a folder; let the checkout `source` export the bundle if it is missing.
 
     Raises:
-        UsageError: the checkout did not export it.
+        UsageError: the checkout did not export the bundle.
     """
     path = folder.resolve() / f"{cell.name}-{precision}.txl"
     if not path.exists():
@@ -204,7 +212,15 @@ def bundle_of(cell: Cell, precision: str, source: Path, folder: Path) -> Path:
 def bundles(
     cell: Cell, precisions: Sequence[str], before: Path | None, work: Path, caches: Sequence[Cache] = ()
 ) -> dict[str, Maker]:
-    """Return makers of both checkouts' bundles, and of this checkout's compiled steps."""
+    """Return functions by name that make the competitors of a cell: bundles of both checkouts, and native steps.
+
+    Args:
+        cell: the cell.
+        precisions: of the bundles.
+        before: the older checkout; None without one.
+        work: the folder for bundles.
+        caches: precisions of the native steps' keys and values.
+    """
     takes = inspect.signature(txl_runtime.load).parameters
 
     def ours(name: str, precision: str, how: dict[str, Any]) -> Competitor:
@@ -237,7 +253,7 @@ def bundles(
 
 
 def measure(cell: Cell, arguments: argparse.Namespace, work: Path) -> Found:
-    """Compare all ways of a cell with the fp32 bundle, and time those that agree in turns.
+    """Compare all ways of a cell with the fp32 bundle, and time those that agree, in turns.
 
     Raises:
         TxlError: the fp32 bundle cannot be exported or opened.
@@ -258,7 +274,7 @@ def measure(cell: Cell, arguments: argparse.Namespace, work: Path) -> Found:
         else:
             ways[name], reached = other, result.kl if result.measure == "kl" else result.max_abs
             text[name] = other.description, f"{result.measure} {reached:.1e}, at most {result.limit:g}"
-    fill(works.ours, works.model)  # the failed way may have left the memory half full
+    fill(works.ours, works.model)  # a comparison that failed may have left the bundle's memory half full
     tasks = [] if arguments.prepare else [task for task in works.tasks if task.kind != "score"]
     bandwidth, timed = HostBandwidth(cell.threads), dict[str, dict[str, Timed]]()
     with ExitStack() as stack:
@@ -280,7 +296,7 @@ def measure(cell: Cell, arguments: argparse.Namespace, work: Path) -> Found:
 
 
 def tables(found: list[Found]) -> list[Table]:
-    """Return a table of the steps, and a table of the ways: what each is, or why it is missing."""
+    """Return a table of the steps' times, and a table of the ways: the code that runs, or why a way was left out."""
     cells = ("model", "M", "B", "threads")
     steps = Table((*cells, "work", "way", "CPU ms", "of fp32", "wall ms", "MB", "floor ms", "of the floor"))
     ways = Table((*cells, "way", "what runs", "from the fp32 bundle"))
@@ -329,7 +345,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def cells_of(arguments: argparse.Namespace) -> list[Cell]:
-    """Return the cells that the options choose."""
+    """Return the cells that the command line chooses; `SHORT` if it chooses none."""
     chosen = SHORT
     if arguments.model or arguments.memory or arguments.batch:
         models = arguments.model or [name for name in MODELS if name != "tiny"]
@@ -339,7 +355,7 @@ def cells_of(arguments: argparse.Namespace) -> list[Cell]:
 
 
 def main() -> int:
-    """Run the benchmark."""
+    """Read the command line, measure every cell, and print the tables; or print the tables of stored runs."""
     arguments = _arguments()
     if arguments.reprint is not None:
         stored = [msgspec.json.decode(file.read_bytes()) for file in arguments.reprint]

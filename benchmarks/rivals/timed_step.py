@@ -1,4 +1,4 @@
-"""A step to be timed, in two forms: what `txl_export.export` takes, and the ONNX file that its publisher offers."""
+"""Define a step that is timed: the module or file of which a bundle is made, and its publisher's ONNX file."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["Step", "frame_step"]
 
 @dataclass(frozen=True)
 class Step:
-    """A step to be timed.
+    """A step that is timed.
 
     Attributes:
         source: the module with its inputs and states, or an ONNX file that a bundle is made of.
-        batch: B, sequences of a step.
-        length: L, positions of a step.
-        published: an ONNX file with the same weights from those who trained them; its inputs, outputs and states are
-            called as in `source`, and the new states end in `_out`.
+        batch: B, the sequences of a step.
+        length: L, the positions of a step.
+        published: an ONNX file with the same weights from the model's publisher; None without one. Its inputs, outputs
+            and states have the names of `source`, and its new states the suffix `_out`.
     """
 
     source: StepSpec | Path
@@ -32,5 +32,5 @@ class Step:
 
 
 def frame_step(module: nn.Module, width: int, states: Sequence[StateSpec], batch: int = 1, **more: Any) -> Step:
-    """Return a step that takes one frame `x` of `width` features per sequence, and returns `y` and the states."""
+    """Return a step of a module that takes a frame `x` [B, width] and the states, and returns `y` and new states."""
     return Step(StepSpec(module.eval(), [InputSpec("x", ("B", width))], states, ["y"]), batch, **more)

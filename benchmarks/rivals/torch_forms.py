@@ -1,10 +1,10 @@
-"""Further forms of a Transformer-XL beside those that `txl-deploy bench` knows: what it could have been run as.
+"""Make further forms in which a Transformer-XL can be run, besides those that `txl-deploy bench` knows.
 
 torch-bhlk     eager, hidden memory, scores [B, H, L, K]
 torch-compile  torch.compile of torch-kv
 torch-bf16     torch-kv in bfloat16
-onnx-hidden    this project's ONNX graph with hidden memory: every step projects the memory again
-onnx-rolled    the bundle's own graphs that return the whole new memory instead of writing a ring in place
+onnx-hidden    this project's bundle with hidden memory: every step projects the memory again
+onnx-rolled    the bundle's own graphs with the update rule rolled, which return the whole memory
 
 `plain_exports` has onnx-kv, openvino and openvino-bf16.
 """
@@ -40,20 +40,26 @@ from txl_deploy.bench.competitors.shared_layers import SharedLayers, Work
 __all__ = ["FORMS", "USUAL", "BatchFirstHidden", "CompiledKeyValue", "GraphLayers", "forms"]
 
 OPENVINO = {"openvino": ("f32", "fp32"), "openvino-bf16": ("bf16", "bf16")}
-"""OpenVINO's name of a precision, and this project's, by form."""
+"""The precisions of OpenVINO's forms: OpenVINO's name of the precision, and this project's name."""
 FORMS = (*PLAIN, "torch-bhlk", "torch-compile", "torch-bf16", "onnx-hidden", "onnx-rolled", "onnx-kv", *OPENVINO)
 USUAL = tuple(name for name in FORMS if name != "openvino-bf16")
-"""Forms without those that older processors emulate: their segments take 39 times as long as float32's."""
+"""The forms that are run by default: bfloat16 in OpenVINO, emulated on older processors, takes 39 times as long there.
+"""
 
 
 def forms(names: tuple[str, ...], model: Model, threads: int, folder: Path) -> tuple[dict[str, Maker], dict[str, str]]:
-    """Makers of some of `FORMS` with a bundle's weights, and why others of them cannot run here.
+    """Return functions that make the named forms, by name, and the reasons for forms that cannot run here, by name.
 
-    Torch is set to `threads` too; `folder` is a place for the files of the forms that have some. Those of onnx-kv are
-    used again where they are.
+    PyTorch is set to use `threads` threads.
+
+    Args:
+        names: some of `FORMS`.
+        model: the bundle whose weights the forms get.
+        threads: of each form.
+        folder: the folder for exported files; existing files of onnx-kv and OpenVINO are used again.
 
     Raises:
-        UsageError: nothing is called that.
+        UsageError: a name is not one of `FORMS`.
     """
     if unknown := [name for name in names if name not in FORMS]:
         raise UsageError(f"--against has {unknown[0]!r}, expected some of {', '.join(FORMS)}, or none")
@@ -81,7 +87,7 @@ def forms(names: tuple[str, ...], model: Model, threads: int, folder: Path) -> t
 
 
 def _why_not(name: str, model: Model) -> str:
-    """Return why a form cannot run here with this model; "" if it can."""
+    """Return the reason why a form cannot run here with this model; "" if it can."""
     m = model.manifest
     if name == "onnx-hidden":
         if m.dialect.segment_window or m.dialect.window not in (None, m.memory_length):
@@ -119,9 +125,9 @@ def _onnx_rolled(model: Model, threads: int) -> Competitor:
 
 
 class BatchFirstHidden(TimeFirstHidden):
-    """Hidden memory as one would write it today: [B, T, D], scores [B, H, L, K] by batched matrix products.
+    """Eager PyTorch with hidden memory [B, M, D] and scores [B, H, L, K] by batched matrix products.
 
-    Only the segment has queries, and W_r·R is computed once per length.
+    Only the segment's positions have queries, and W_r·R is computed once for each length.
     """
 
     name = "torch-bhlk"
@@ -172,7 +178,7 @@ class BatchFirstHidden(TimeFirstHidden):
 
 
 class HalfKeyValue(KeyValue):
-    """torch-kv in bfloat16."""
+    """The form torch-kv in bfloat16."""
 
     name, precision = "torch-bf16", "bf16"
     description = f"{KeyValue.description}, bfloat16"
@@ -183,10 +189,10 @@ def _in_graph() -> bool:
 
 
 class GraphLayers(SharedLayers):
-    """Layers for compilers and exporters: no shape in the graph depends on ids."""
+    """Layers for compilers and exporters, in whose graphs no shape depends on token ids."""
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """See `SharedLayers`."""
+        """Return the embeddings of token ids; in a graph, every cluster computes rows for all ids."""
         c = self.config
         if c.div_val == 1 or not _in_graph():
             return super().embed(tokens)
@@ -199,18 +205,18 @@ class GraphLayers(SharedLayers):
         return embedded.view(*tokens.shape, -1) * c.embedding_scale
 
     def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """See `SharedLayers`; in a graph, every tail runs for all rows."""
+        """Return the nats of the targets; in a graph, every tail runs for all rows."""
         if not _in_graph():
             return super().nll(hidden, targets)
         return -self.log_probabilities(hidden).gather(1, targets.long()[:, None])[:, 0]
 
 
 class CompiledKeyValue(KeyValue):
-    """torch.compile of the same layers with a static cache: a ring written in place, shapes that never change.
+    """The form torch-kv by torch.compile, with a static cache: a ring that is written in place.
 
-    A call is one graph, from the token ids to what is asked for. The compiler is told that weights and ring stay where
-    they are: CUDA graphs copy every other input before each step. It runs eagerly until the memory is full, so that
-    only one graph per question and segment length is compiled. `mode` is torch.compile's.
+    A call is one graph, from the token ids to the result. Weights and ring are marked as tensors whose address never
+    changes, because CUDA graphs copy all other inputs before each step. The form runs eagerly until the memory is full,
+    so that only one graph is compiled for each kind of work and segment length. `mode` is that of torch.compile.
     """
 
     name = "torch-compile"
@@ -237,11 +243,11 @@ class CompiledKeyValue(KeyValue):
         return np.asarray(self.answer(work, torch.from_numpy(tokens)))
 
     def answer(self, work: Work, tokens: Tensor) -> Tensor:
-        """Return the result of `work`, which takes one `segment`, for token ids; call it inside inference mode."""
+        """Return the result of a kind of work for token ids [B, T]; the caller has to be in inference mode."""
         if self.rows < self.parts.memory_length:
             return work(tokens)
         if work == self.nats and len(self.parts.config.clusters) > 1 and tokens.device.type == "cpu":
-            # on a CPU it is faster to run a tail only for its own rows
+            # on a CPU it is faster to leave the graph and run each tail only for its own rows
             hidden = self.answer(self.segment, tokens[:, :-1])
             return self.parts.nll(hidden.flatten(0, 1), tokens[:, 1:].flatten()).view(len(tokens), -1)
         if not self._in_ring:
@@ -259,10 +265,10 @@ class CompiledKeyValue(KeyValue):
         length, m = tokens.shape[1], self.parts.memory_length
         window = self.parts.dialect.window_of(length, m)
         size, head, ahead = m + self._longest, self._head, torch.arange(length, device=tokens.device)
-        # number of slots behind the first one that this segment writes
+        # for each slot, its distance from the first slot that this segment writes
         behind = (torch.arange(size, device=tokens.device) - head) % size
-        row = torch.where(behind < length, behind, behind - size)  # row number, counted from the segment's first
-        distance = ahead[:, None] - row  # [L, size]
+        row = torch.where(behind < length, behind, behind - size)  # the position of a slot's row, 0 for the first token
+        distance = ahead[:, None] - row  # of each token from each slot's row, [L, size]
         visible = (distance >= 0) & (row >= -m)
         if window is not None:
             visible &= distance < window

@@ -1,4 +1,4 @@
-"""Timing in turns by processor time, which other processes on the machine hardly change."""
+"""Time several ways in turns, by processor time, which other processes on the machine hardly change."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from txl_deploy.bench.timing import Work, come_to_rest, time_slice
 __all__ = ["Slice", "Timed", "in_turns", "ratio"]
 
 Slice = Callable[[float], tuple[float, list[float]]]
-"""Works for that many seconds; returns the processor time of a call and the wall times of single calls, all in µs."""
+"""A function that works for some seconds; returns a call's processor time, and the wall times of calls, all in µs."""
 
 
 class Timed(Struct, frozen=True, kw_only=True):
     """The times of one way, all in µs.
 
     Attributes:
-        cpu: processor time of a call in each round, threads of the engine included.
-        p50, p99: of the wall time of single calls.
+        cpu: the processor time of a call in each round, with the engine's threads.
+        p50, p99: percentiles of the wall time of single calls.
     """
 
     cpu: tuple[float, ...]
@@ -32,7 +32,7 @@ class Timed(Struct, frozen=True, kw_only=True):
 
     @property
     def median(self) -> float:
-        """Return the median processor time of a call."""
+        """Return the median over rounds of a call's processor time."""
         return statistics.median(self.cpu)
 
 
@@ -43,13 +43,13 @@ def in_turns(
     elsewhere: Mapping[str, Slice] | None = None,
     between: Callable[[], None] | None = None,
 ) -> dict[str, Timed]:
-    """Time each kind of work once a round, for `seconds`; every round begins with a different one.
+    """Time each way once in each round; the way that begins changes with every round.
 
     Args:
-        works: calls of this process.
-        rounds, seconds: turns of each, and the length of a turn.
-        elsewhere: slices of further works, each of a process that sleeps between its own.
-        between: called at the begin of each round, e.g. to measure the machine.
+        works: the functions to time in this process, by way.
+        rounds, seconds: the number of turns of each way, and the seconds of a turn.
+        elsewhere: functions that time further ways in other processes, which sleep between their turns.
+        between: a function that is called before each round, e.g. to measure the machine.
     """
     slices = {name: _slice_of(work) for name, work in works.items()} | dict(elsewhere or {})
     names = list(slices)
@@ -85,7 +85,7 @@ def _slice_of(work: Work) -> Slice:
 
 
 def ratio(ours: Timed, others: Sequence[Timed]) -> float | None:
-    """Return our time divided by that of the fastest of the others, the median over rounds; None without others."""
+    """Return the median over rounds of our time divided by that of the fastest of `others`; None without others."""
     if not others:
         return None
     best = min(others, key=lambda timed: timed.median)

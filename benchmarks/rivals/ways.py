@@ -1,10 +1,10 @@
-"""The ways in which people run a step, each a competitor of its bundle.
+"""Make the ways in which users run a step today, each a competitor of the step's bundle.
 
 torch          PyTorch eager
-torch-compile  torch.compile of the same
-onnx           torch.onnx.export as it is called without options, in ONNX Runtime, states fed back by hand
-onnx-tracer    the same with the exporter before, which traces (`dynamo=False`)
-published      the file that the publisher gives away, driven in the same way
+torch-compile  the module by torch.compile
+onnx           the file of torch.onnx.export without options, in ONNX Runtime, with states fed back by hand
+onnx-tracer    the file of PyTorch's older exporter, which traces (`dynamo=False`), run as onnx
+published      the file that the model's publisher gives away, run as onnx
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from txl_deploy.bench.floor import state_bytes
 __all__ = ["BY_HAND", "NAMES", "TORCH_WAYS", "HandDriven", "makers"]
 
 EXPORTED = {"onnx": True, "onnx-tracer": False}
-"""True for the newer of PyTorch's exporters, False for the older."""
+"""The ways that run an exported file: True for PyTorch's newer exporter, False for its older one."""
 BY_HAND = (*EXPORTED, "published")
-"""Ways that run ONNX Runtime by hand."""
+"""The ways that run ONNX Runtime by hand."""
 NAMES = (*TORCH_WAYS, *BY_HAND)
 AFTER = "_out"
-"""Suffix of a state's name if it is a result."""
+"""The suffix that a state's name has as an output."""
 NUMPY = {
     "tensor(float)": np.float32,
     "tensor(int32)": np.int32,
@@ -53,14 +53,15 @@ NUMPY = {
 
 
 class HandDriven(Competitor):
-    """An ONNX file as its user runs it: `session.run` with a dictionary, and new states fed back.
+    """An ONNX file that is run by hand: `session.run` with a dictionary, which gets the new states back.
 
     Args:
         name: the way's name.
-        path: the ONNX file; a new state has the state's name with the suffix `AFTER`.
-        model: the bundle, opened.
-        first: initial values of states by name; zeros for the others.
-        threads: number of threads of the session.
+        path: the ONNX file.
+        model: the step's bundle, opened.
+        first: initial values of states by name; a missing state begins with zeros.
+        threads: the number of threads of the session.
+        after: the name of a state's output, by the state's name; a missing name is the state's with `AFTER`.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class HandDriven(Competitor):
 
 
 class _Positional(nn.Module):
-    """A step as one function of tensors in order, as exporters need it."""
+    """A step as a module of positional tensors, as exporters need it."""
 
     def __init__(self, spec: StepSpec) -> None:
         super().__init__()
@@ -119,14 +120,14 @@ class _Positional(nn.Module):
 
 
 def makers(names: tuple[str, ...], step: Step, model: Model, folder: Path, threads: int) -> dict[str, Maker]:
-    """Return makers of the named ways that exist for a step.
+    """Return functions, by name, that make the named ways to run a step; ways that a step does not have are left out.
 
     Args:
         names: some of `NAMES`.
         step: the step to time.
-        model: its bundle, opened.
+        model: the step's bundle, opened.
         folder: the folder that keeps exported files for later runs.
-        threads: number of threads of PyTorch and of ONNX Runtime.
+        threads: the number of threads of PyTorch and of ONNX Runtime.
     """
     results: dict[str, Maker] = {}
     torch.set_num_threads(threads)
@@ -166,7 +167,7 @@ def _exported(
 
 
 def _export(spec: StepSpec, step: Step, path: Path, dynamo: bool) -> None:
-    """Export a step by `torch.onnx.export` with its names given and everything else left as it is."""
+    """Export a step by `torch.onnx.export` with names of inputs and outputs, and no other options."""
     states = [entry.name for entry in spec.states]
     examples = [
         torch.zeros(entry.axes.sizes(step.batch, step.length), dtype=TORCH[entry.module_dtype]) for entry in spec.inputs
@@ -174,7 +175,7 @@ def _export(spec: StepSpec, step: Step, path: Path, dynamo: bool) -> None:
     examples += [torch.from_numpy(array) for array in _first_states(step).values()]
     module = spec.module if spec.step is None else _Positional(spec).eval()
     path.parent.mkdir(parents=True, exist_ok=True)
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # silences a warning that torchvision is absent
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # hides the warning that torchvision is absent
     with warnings.catch_warnings(), torch.no_grad(), _silence():
         warnings.simplefilter("ignore")
         torch.onnx.export(
@@ -189,7 +190,7 @@ def _export(spec: StepSpec, step: Step, path: Path, dynamo: bool) -> None:
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """Silence the tracer, which prints whole graphs to standard output, past Python."""
+    """Send standard output to nowhere inside the block: the tracer's C++ code prints whole graphs."""
     with Path(os.devnull).open("w") as nothing:
         sys.stdout.flush()
         kept = os.dup(1)
@@ -204,7 +205,7 @@ def _silence() -> Iterator[None]:
 
 
 def _first_states(step: Step) -> dict[str, Array]:
-    """Return the states' initial values, in the types that the module takes."""
+    """Return the initial values of a step's states by name, in the types that the module takes."""
     assert isinstance(step.source, StepSpec)
     fresh = fresh_states(step.source, step.batch)
     results: dict[str, Array] = {}
@@ -216,6 +217,6 @@ def _first_states(step: Step) -> dict[str, Array]:
 
 
 def _paired(model: Model) -> dict[str, str]:
-    """Return for each state the result that is fed back to it, if the bundle was made from a file."""
+    """Return for each state the output that is fed back to it, if the bundle was made from an ONNX file; else {}."""
     pairs = (model.manifest.family or {}).get("states")
     return {str(state): str(names) for state, names in pairs.items()} if isinstance(pairs, dict) else {}

@@ -1,9 +1,9 @@
-"""Measures the pause that a checkpoint of sessions causes for those that decode beside it.
+"""Measure by how much writing a checkpoint of sessions slows the sessions that decode at the same time.
 
     python benchmarks/serve/checkpoint_pause.py BUNDLE --sessions 64
 
-Prints how long one session's state takes to copy, how long a checkpoint takes on the disk, and how long rounds take
-while one is written and while none is.
+The script prints the milliseconds to copy one session's state, the milliseconds to write a checkpoint, and the
+milliseconds of a round of decoding while a checkpoint is written and while none is.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from txl_runtime.sessions.checkpoint import Checkpoint
 
 
 def main() -> None:
-    """Measure, print JSON."""
+    """Read the command line, measure, and print the figures as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--sessions", type=int, default=64)

@@ -1,4 +1,4 @@
-"""Runs nginx in front of servers, with the lines of docs/serving.md."""
+"""Run nginx in front of servers, with the configuration of docs/serving.md."""
 
 from __future__ import annotations
 
@@ -14,11 +14,17 @@ from pathlib import Path
 PAGE = Path(__file__).parents[2] / "docs" / "serving.md"
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
 READY = 30
-"""Seconds until nginx must listen."""
+"""The seconds within which nginx has to listen, or to end."""
 
 
 def lines_of_nginx(listen: int, ports: list[int], seconds: int = 20) -> str:
-    """Return the page's lines for these two ports, without TLS; a client has `seconds` for each part of its request."""
+    """Return the page's configuration without TLS, changed for the ports of this machine.
+
+    Args:
+        listen: the port on which nginx listens.
+        ports: the ports of the two servers.
+        seconds: the time that a client has for each part of its request.
+    """
     (lines,) = re.findall(r"^```nginx\n(.*?)^```", PAGE.read_text("utf-8"), re.DOTALL | re.MULTILINE)
     lines = re.sub(r"^ *ssl_certificate.*\n", "", lines, flags=re.MULTILINE)
     here = {"listen 443 ssl": f"listen 127.0.0.1:{listen}", ":8000 ": f":{ports[0]} ", ":8001 ": f":{ports[1]} "}
@@ -30,7 +36,13 @@ def lines_of_nginx(listen: int, ports: list[int], seconds: int = 20) -> str:
 
 @contextlib.contextmanager
 def nginx(folder: Path, lines: str, listen: int) -> Iterator[None]:
-    """Run nginx as one process with these lines in its section http; its files are in the new `folder`."""
+    """Run nginx as one process inside the block, once it listens.
+
+    Args:
+        folder: the new folder for the files of nginx.
+        lines: the configuration's section http.
+        listen: the port on which these lines let nginx listen.
+    """
     folder.mkdir()
     kept = "".join(f"{name}_temp_path {folder};" for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
     file, log = folder / "nginx.conf", folder / "error.log"
@@ -55,7 +67,7 @@ def nginx(folder: Path, lines: str, listen: int) -> Iterator[None]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports on which nothing listens."""
+    """Return numbers of ports on which nothing listens, e.g. [40001, 40002] for 2."""
     with contextlib.ExitStack() as stack:
         taken = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [one.getsockname()[1] for one in taken]

@@ -1,8 +1,10 @@
-"""One client of a server under load, a process that may be killed:
-`serve_client.py PORT NUMBER REQUESTS LOG [PROMPT TOKENS]`.
+"""Send random requests, right and wrong, to a server, as one client of `serve_load.py`, which may kill this process.
 
-Every request adds one JSON line to LOG: what it was, how it ended, and how long it took. Lines that are there already
-count, so that the successor of a killed client does what is left. Only the standard library is needed.
+    python benchmarks/serve/serve_client.py PORT NUMBER REQUESTS LOG [PROMPT TOKENS]
+
+Each request adds a line of JSON to LOG: the kind of request, the status of its answer, its seconds, and a problem if
+there is one. The client counts the lines of LOG as requests that are done, so that the successor of a killed client
+sends the remaining ones. Only Python's standard library is needed.
 """
 
 from __future__ import annotations
@@ -17,23 +19,23 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 KINDS = (("plain", 8), ("session", 6), ("stream", 4), ("broken", 3), ("slow", 1), ("gone", 2))
-"""Kinds of requests and their relative frequency."""
+"""The kinds of requests, which are functions of this module, and their relative frequency."""
 REFUSALS = {400, 401, 404, 405, 408, 411, 413, 414, 415, 422, 429, 501, 505}
-"""Statuses that may answer a wrong request."""
+"""The statuses with which a server may refuse a wrong request."""
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
 TOO_MUCH = 3 << 20
-"""Bytes of a body that exceeds the default limit of a server."""
+"""The bytes of a body that exceeds a server's default limit."""
 PATIENCE = 120
-"""Seconds that a client waits for any answer."""
+"""The seconds for which a client waits for any part of an answer."""
 
 
 class Server(NamedTuple):
-    """The server's address, and the size of requests.
+    """The address of the server, and the size of requests.
 
     Attributes:
-        port: port on this machine.
-        prompt: characters of the longest prompt.
-        tokens: tokens of a whole answer.
+        port: the server's port on this machine.
+        prompt: the number of characters of the longest prompt.
+        tokens: the number of tokens of a whole answer.
     """
 
     port: int
@@ -42,7 +44,7 @@ class Server(NamedTuple):
 
 
 def main() -> None:
-    """Send the remaining requests."""
+    """Send all requests that the log lacks, and write a line for each."""
     number, requests, path = int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
     server = Server(int(sys.argv[1]), *map(int, sys.argv[5:]))
     done = len(path.read_bytes().splitlines()) if path.exists() else 0
@@ -52,7 +54,13 @@ def main() -> None:
 
 
 def one(server: Server, number: int, turn: int) -> dict[str, Any]:
-    """Send one request, again after each 429 with a time to wait; return a line of the log."""
+    """Send one random request, and again after each 429 that says how long to wait; return its line of the log.
+
+    Args:
+        server: the server.
+        number: the client's number, for the seed.
+        turn: the request's number, for the seed.
+    """
     draws = random.Random(number * 1_000_003 + turn)
     kind = draws.choices([name for name, _ in KINDS], [share for _, share in KINDS])[0]
     busy, began = 0, time.monotonic()
@@ -74,25 +82,25 @@ def one(server: Server, number: int, turn: int) -> dict[str, Any]:
 
 
 def words(draws: random.Random, length: int) -> str:
-    """Return a random prompt."""
+    """Return a random prompt of `length` characters."""
     return "".join(draws.choices("etaoin shrdlu", k=length))
 
 
 def body_of(server: Server, draws: random.Random, **more: Any) -> dict[str, Any]:
-    """Return the body of a completion request."""
+    """Return the body of a completion request with a random prompt and the fields `more`."""
     prompt = words(draws, draws.randint(1, server.prompt))
     return {"prompt": prompt, "max_tokens": server.tokens, "seed": draws.randrange(1 << 31), **more}
 
 
 def send(server: Server, body: dict[str, Any]) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-    """Send a request, and return the start of its answer."""
+    """Send a completion request; return the connection, and the answer, whose body is not read yet."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
     connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
     return connection, connection.getresponse()
 
 
 def judged(answer: http.client.HTTPResponse, text: bytes) -> dict[str, Any]:
-    """Check the answer to a right request: 200 with all tokens, or 429 with a time."""
+    """Return the fields of a log line for the answer to a right request; a status but 200 and 429 is a problem."""
     results: dict[str, Any] = {"status": answer.status}
     if answer.status == 429:
         results["retry_after"] = answer.getheader("retry-after")
@@ -102,7 +110,7 @@ def judged(answer: http.client.HTTPResponse, text: bytes) -> dict[str, Any]:
 
 
 def plain(server: Server, number: int, draws: random.Random, **more: Any) -> dict[str, Any]:
-    """Ask for a whole answer without a session."""
+    """Ask for a whole answer without a session, and check that it has all tokens."""
     connection, answer = send(server, body_of(server, draws, **more))
     text = answer.read()
     connection.close()
@@ -113,12 +121,12 @@ def plain(server: Server, number: int, draws: random.Random, **more: Any) -> dic
 
 
 def session(server: Server, number: int, draws: random.Random) -> dict[str, Any]:
-    """Ask for a whole answer in this client's session."""
+    """Ask for a whole answer in the session of this client."""
     return plain(server, number, draws, session=f"client {number}")
 
 
 def stream(server: Server, number: int, draws: random.Random) -> dict[str, Any]:
-    """Ask for an answer piece by piece."""
+    """Ask for a streamed answer, and check that it ends with [DONE]."""
     started = time.monotonic()
     connection, answer = send(server, body_of(server, draws, stream=True))
     first, last, end = b"", b"", 0.0
@@ -137,7 +145,7 @@ def stream(server: Server, number: int, draws: random.Random) -> dict[str, Any]:
 
 
 def gone(server: Server, number: int, draws: random.Random) -> dict[str, Any]:
-    """Disconnect in the middle of an answer, or before it."""
+    """Ask for a long answer, and disconnect within 0.1 s, before the answer or during it."""
     connection = socket.create_connection(("127.0.0.1", server.port), PATIENCE)
     data = json.dumps(body_of(server, draws, stream=draws.random() < 0.5, max_tokens=64 * server.tokens)).encode()
     connection.sendall(HEAD + f"content-length: {len(data)}\r\n\r\n".encode() + data)
@@ -147,7 +155,7 @@ def gone(server: Server, number: int, draws: random.Random) -> dict[str, Any]:
 
 
 def slow(server: Server, number: int, draws: random.Random) -> dict[str, Any]:
-    """Send the body in small parts, and read the answer byte by byte."""
+    """Send the request in three parts with pauses, and read the streamed answer slowly, 64 bytes at a time."""
     connection = socket.create_connection(("127.0.0.1", server.port), PATIENCE)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
     data = json.dumps(
@@ -171,7 +179,7 @@ def slow(server: Server, number: int, draws: random.Random) -> dict[str, Any]:
 
 
 def broken(server: Server, number: int, draws: random.Random) -> dict[str, Any]:
-    """Send a wrong request: the server must refuse it, with the documented object if it is HTTP."""
+    """Send a request that is probably wrong; a refusal needs a known status and the documented JSON object."""
     right = body_of(server, draws)
     bodies: list[Any] = [
         right | {"max_tokens": draws.choice([-1, 1 << 40, "many", 1.5, None, [8], 10**400])},
@@ -183,7 +191,7 @@ def broken(server: Server, number: int, draws: random.Random) -> dict[str, Any]:
         [[]] * 3,
         json.loads("[" * 200 + "]" * 200),
     ]
-    # Some values that look wrong are valid: max_tokens null, or no logprobs.
+    # some of these bodies are valid: max_tokens may be null
     data = json.dumps(draws.choice(bodies)).encode()
     turn = draws.randrange(6)
     if turn == 0:
@@ -218,7 +226,7 @@ def broken(server: Server, number: int, draws: random.Random) -> dict[str, Any]:
         while piece := connection.recv(65536):
             got += piece
     except ConnectionError:
-        pass  # refused before it was read to its end
+        pass  # the server refused the request before it had read all of it
     connection.close()
     if not got:
         return {"status": 0}

@@ -1,17 +1,18 @@
-"""kill -9 of `txl-deploy serve` at random moments, and what its sessions hold after each restart.
+"""Kill `txl-deploy serve` with SIGKILL at random moments, and check its sessions after each restart.
 
     python benchmarks/serve/serve_kills.py BUNDLE [--kills 50] [--sessions 6] [--out FILE.json]
 
-Each session reads a text of its own in requests of PART tokens, which score it (`echo` with `max_tokens` 0). The server
-writes checkpoints all the time, and is killed at a random moment. After the restart each session says how many tokens
-it has seen (GET /v1/sessions/NAME), its client goes on from there, and every log-probability has to be the one that a
-server without kills gave for that token. What is wrong is a problem, and the exit code is 1:
+Each session reads a text of its own in requests of PART tokens, which only score the text (`echo` with `max_tokens` 0).
+The server writes a checkpoint every 0.1 s, and is killed at a random moment. After the restart, the server says how
+many tokens each session has seen, and the session's client continues from there. Every log-probability has to be the
+one that a server without kills gave for that token. The exit code is 1 if there is one of these problems:
 
-* a session that does not start where a segment of one of its requests ended, or before the last checkpoint that the
-  server had said was written;
+* a session that does not continue at the end of a segment of one of its requests, or that is ahead of its client by
+  more than one request;
 * a log-probability that differs by more than 1e-4;
-* a session that is lost; a file in the folder, after a restart, that the checkpoint does not name;
-* a session that does not stand where its client says that it does (`session_seen`).
+* a file in the folder, after a restart, that the checkpoint does not name, or a named file that is missing;
+* a request that the server refuses, e.g. because the session has not seen the tokens that its client says
+  (`session_seen`).
 """
 
 from __future__ import annotations
@@ -33,17 +34,19 @@ PART, EVERY = 150, 0.1
 LIMIT = 1e-4
 INDEX = "sessions.json"
 CALM = ("request", "draining", "checkpoint", "stopped")
-"""Kinds of lines that the server may log."""
+"""The events that the server may log; a line of any other event is a problem."""
 
 
 class Reader:
-    """The client of one session: it reads its text part by part, and compares each answer.
+    """The client of one session, which sends its text part by part and compares the log-probabilities.
 
     Attributes:
-        seen: tokens that the server has read.
+        seen: the number of tokens that the session has seen.
         problems: errors in words.
-        compared: number of log-probabilities that were compared.
-        largest: largest difference among them.
+        compared: the number of compared log-probabilities.
+        largest: their largest difference.
+        truth: the log-probabilities of the first reading, without kills, by place in the text.
+        stop: True after an error, when the client ends.
     """
 
     def __init__(self, number: int, tokens: int) -> None:
@@ -54,7 +57,7 @@ class Reader:
         self.stop = False
 
     def read(self, server: Server) -> bool:
-        """Read the next part; return False at the end of the text."""
+        """Send the next part of the text; return False at the text's end and after an error."""
         end = min(len(self.ids), (self.seen // PART + 1) * PART)
         if self.seen >= len(self.ids):
             return False
@@ -81,16 +84,16 @@ class Reader:
                 self.largest = max(self.largest, abs(value - expected))
 
     def until_killed(self, server: Server) -> None:
-        """Read until the server is gone or the text has ended."""
+        """Send parts until the server is killed, the text ends, or an error occurs."""
         try:
             while not self.stop and self.read(server):
                 pass
         except (OSError, http.client.HTTPException):
-            pass  # the server was killed
+            pass  # the server was killed during a request
 
 
 def main() -> None:
-    """Kill and restart the server; return exit code 1 if anything was wrong."""
+    """Read the command line, kill and restart the server, and print the results; exit with 1 after problems."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--kills", type=int, default=50)
@@ -109,18 +112,18 @@ def main() -> None:
 
 
 def kills(bundle: Path, folder: Path, count: int, sessions: int, tokens: int, seed: int) -> dict[str, Any]:
-    """Kill a server repeatedly while clients read.
+    """Kill and restart a server repeatedly, while clients send their texts.
 
     Args:
-        bundle: the bundle to serve; its ids are bytes.
+        bundle: the bundle to serve, whose tokens are bytes.
         folder: the folder for checkpoints and logs.
-        count: number of kills.
-        sessions: number of sessions that read at once.
-        tokens: number of tokens of each session's text; after the end, the session begins again under the same name.
-        seed: the seed of the moments of the kills.
+        count: the number of kills.
+        sessions: the number of sessions at the same time.
+        tokens: the number of tokens of each text; a session that has read all is deleted, and begins anew.
+        seed: the seed of the random moments.
 
     Returns:
-        The counts, and descriptions of errors.
+        The figures by name, and the problems in words.
     """
     readers, draws = [Reader(number, tokens) for number in range(sessions)], random.Random(seed)
     server = Server(bundle, folder / "truth.log")
@@ -135,7 +138,7 @@ def kills(bundle: Path, folder: Path, count: int, sessions: int, tokens: int, se
         started = time.monotonic()
         server = Server(bundle, log, "--checkpoint-dir", kept, "--checkpoint-every", EVERY)
         downtime.append(time.monotonic() - started)
-        problems += _leftovers(kept)  # nothing has changed yet, so nothing is being written
+        problems += _leftovers(kept)  # no session has changed yet, so the server writes no file now
         named = {entry["name"]: entry["seen"] for entry in server.ask("GET", "/v1/sessions")[1]["data"]}
         for reader in readers:
             seen = named.get(reader.name, 0)
@@ -171,7 +174,7 @@ def kills(bundle: Path, folder: Path, count: int, sessions: int, tokens: int, se
 
 
 def _together(readers: list[Reader], server: Server, seconds: float | None) -> None:
-    """Let all clients read, for a time or to the end; with a time, the server is killed while they read."""
+    """Let all clients send at the same time, to the end, or until the server is killed after `seconds`."""
     threads = [threading.Thread(target=reader.until_killed, args=(server,)) for reader in readers]
     for thread in threads:
         thread.start()
@@ -187,7 +190,7 @@ def _problems(readers: list[Reader]) -> list[str]:
 
 
 def _leftovers(kept: Path) -> list[str]:
-    """Return the folder's files that should not be there, and those that should."""
+    """Return a sentence for each file of the folder that the checkpoint does not name, and each named one missing."""
     index = kept / INDEX
     named = {entry["file"] for entry in json.loads(index.read_bytes())["sessions"]} if index.exists() else set()
     there = {path.name for path in kept.iterdir() if path.suffix != ".lock" and path.name != INDEX}

@@ -1,14 +1,15 @@
-"""Load on `txl-deploy serve`: many clients, some killed, some slow, some wrong; overload; and streams side by side.
+"""Put load on `txl-deploy serve`: many clients, some of them killed, slow or wrong; overload; streams at the same time.
 
     python benchmarks/serve/serve_load.py BUNDLE [--clients 64 --requests 200] [--streams BUNDLE …] [--out FILE]
 
-1. Clients are processes (serve_client.py). One is killed every half second, and another does what it left. Any answer
-   that is not the right one or a documented error is a problem, and the exit code is 1. The server's memory is read
-   now and then, and what of it belongs to sessions at rest.
-2. Overload: all clients at a server of 4 rows where 2 requests may wait, ten times as many as it takes.
-3. Streams: 1, 4 and 16 texts at once from one server; and `bench`'s torch-kv, decoding with a batch of as many.
+1. Load: the clients are processes (serve_client.py). One client is killed every half second, and a new process sends
+   its remaining requests. An answer that is neither right nor a documented error is a problem, with which the exit code
+   is 1. Every 2 seconds the script reads the server's memory, and the part that belongs to resting sessions.
+2. Overload: all clients send to a server of 4 rows, where only 2 requests may wait.
+3. Streams: one server generates 1, 4 and 16 texts at the same time. For each bundle of --streams, `bench` times the
+   competitor torch-kv with the bundle's batch.
 
-The machine's other work counts against wall-clock time, so the processor time of the server stands beside it.
+Other work on the machine makes wall times longer, so the results also have the server's processor time.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ CLIENT = Path(__file__).with_name("serve_client.py")
 TIMED = ("plain", "session", "stream")
 MIB = 1 << 20
 LOOK = 2.0
-"""Seconds between two measurements of the memory."""
+"""The seconds between two measurements of the server's memory."""
 
 
 def main() -> None:
-    """Put load on a server; return exit code 1 if anything was wrong."""
+    """Read the command line, put all loads on servers, and print the results; exit with 1 after problems."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--clients", type=int, default=64)
@@ -69,7 +70,7 @@ def main() -> None:
 
 
 def _note(out: Path | None, results: dict[str, Any]) -> None:
-    """Write the figures known so far, for readers who do not wait for the end."""
+    """Write the figures so far to the file of --out, if it is given."""
     if out:
         out.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
 
@@ -83,19 +84,19 @@ def load(
     options: tuple[object, ...],
     sizes: tuple[int, ...] = (),
 ) -> dict[str, Any]:
-    """Put the load of many clients on a server.
+    """Start a server, and let many clients send requests to it.
 
     Args:
         bundle: the bundle to serve.
         folder: the folder for logs.
-        clients: number of clients at once.
-        requests: number of requests of each client.
-        kill_every: seconds between two clients that are killed; 0 for none.
-        options: options of the server.
-        sizes: characters of the longest prompt, and tokens of an answer.
+        clients: the number of clients at the same time.
+        requests: the number of requests of each client.
+        kill_every: the seconds after which a client is killed, again and again; 0 kills none.
+        options: further options of the server.
+        sizes: the characters of the longest prompt, and the tokens of an answer; () for the client's defaults.
 
     Returns:
-        Counts of answers by kind, times, memory, and descriptions of errors.
+        The numbers of answers by kind and status, times, memory, and problems in words.
     """
     folder.mkdir()
     server = Server(bundle, folder / "server.log", *options)
@@ -122,7 +123,7 @@ def load(
                     problems.append(f"client {number} ended with exit code {process.returncode}")
                 del running[number]
     seconds, cpu = time.monotonic() - began, server.processor_seconds() - cpu
-    time.sleep(1)  # the last connections close
+    time.sleep(1)  # until the server has closed the last connections
     memory.append(_memory(server, time.monotonic() - began))
     status, health = server.ask("GET", "/health")
     left = server.descriptors()
@@ -169,7 +170,7 @@ def _client(
 
 
 def _memory(server: Server, seconds: float) -> dict[str, float]:
-    """Return the server's memory in MiB, and the part for resting sessions, computed as if their memory were full."""
+    """Return the server's resident memory in MiB, the MiB of its resting sessions' states, and their number."""
     resting = [entry["nbytes"] for entry in server.ask("GET", "/v1/sessions")[1]["data"] if entry["place"] == "host"]
     results = {"seconds": seconds, "resident": server.resident() / MIB, "at rest": sum(resting) / MIB}
     return {name: round(value, 1) for name, value in results.items()} | {"sessions at rest": len(resting)}
@@ -180,7 +181,7 @@ def _ms(values: list[float], share: float) -> float:
 
 
 def streams(bundle: Path, folder: Path, tokens: int) -> list[dict[str, Any]]:
-    """Run texts at the same time; return tokens per second of all, and the server's processor time per token."""
+    """Generate 1, 4 and 16 texts at the same time; return tokens per second of all, and processor time per token."""
     server = Server(bundle, folder / "streams.log")
     results = []
     for count in (1, 4, 16):
@@ -219,7 +220,7 @@ def _together(server: Server, count: int, tokens: int) -> None:
 
 
 def competitor(bundle: Path) -> dict[str, Any]:
-    """Run `bench` of this bundle against torch-kv with its batch, on one thread."""
+    """Run `bench` of a bundle against torch-kv on one thread; return its results, or the problem in words."""
     options = ["--against", "torch-kv", "--threads", "1", "--seconds", "2", "--json"]
     command = [sys.executable, "-m", "txl_deploy", "bench", str(bundle), *options]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

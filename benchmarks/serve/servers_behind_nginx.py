@@ -1,12 +1,12 @@
-"""Measures two servers behind nginx against one, on the same cores.
+"""Compare two servers behind nginx with one server, on the same cores.
 
     python benchmarks/serve/servers_behind_nginx.py BUNDLE [--sessions 32] [--rounds 5]
 
-Every session has some turns, as in sessions_cost.py: a prompt, and an answer of 32 tokens, asked by a thread of the
-client's process as soon as the last one was answered. The ways take turns, and begin with a different one each round:
-one server, one server with two threads of the engine, one server behind nginx, two servers behind nginx with the lines
-of docs/serving.md. The table has medians over rounds; a ratio is of the same round. The bundle's vocabulary has 256
-tokens or more, as the demo's has.
+Every session has 4 turns, as in sessions_cost.py: a prompt, and an answer of 32 tokens. A thread of this process sends
+each turn of a session as soon as the turn before has been answered. Four ways to serve run in turns, and the one that
+begins changes with every round: one server, one server with two threads of the engine, one server behind nginx, and two
+servers behind nginx with the configuration of docs/serving.md. The table has medians over the rounds, and the median of
+each round's ratio to one server. The bundle's vocabulary needs at least 256 tokens, as the demo's has.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sessions_cost import ANSWER, TURNS, prompts_of
 
 
 class Way(NamedTuple):
-    """One way to serve: its name, number of servers, threads of each engine, and True with nginx in front."""
+    """A way to serve: its name, the number of servers, the threads of each engine, and True for nginx in front."""
 
     name: str
     servers: int
@@ -46,14 +46,14 @@ WAYS = (
 
 
 class Measured(NamedTuple):
-    """Tokens per second of wall time, and processor seconds of the servers."""
+    """The figures of a run: tokens per second of wall time, and processor seconds of the servers together."""
 
     rate: float
     processor: float
 
 
 def measured(bundle: Path, way: Way, sessions: int) -> Measured:
-    """Serve all turns of all sessions in one way."""
+    """Serve all turns of all sessions in one way, and return the figures."""
     prompts = prompts_of(sessions)
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder, options = Path(name), ("--threads", way.threads)
@@ -65,7 +65,7 @@ def measured(bundle: Path, way: Way, sessions: int) -> Measured:
             (port,) = free_ports(1)
             ports = [server.port for server in servers]
             lines = lines_of_nginx(port, [ports[0], ports[-1]])
-            if way.servers == 1:  # the page's lines name two servers; leave one out
+            if way.servers == 1:  # the page's configuration names two servers, of which one is removed
                 lines = lines.replace(f"    server 127.0.0.1:{ports[0]} max_fails=0;", "", 1)
             stack.enter_context(nginx(folder / "nginx", lines, port))
         failed = list[str]()
@@ -96,7 +96,7 @@ def measured(bundle: Path, way: Way, sessions: int) -> Measured:
 
 
 def main() -> None:
-    """Run all ways in turns, and print a line of the table for each."""
+    """Read the command line, run all ways in turns, and print a row of the table for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--sessions", type=int, default=32)

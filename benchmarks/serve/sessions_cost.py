@@ -1,15 +1,17 @@
-"""Measures sessions against a stream that is driven by hand: the same turns of the same conversations, both ways.
+"""Compare the cost of `Sessions` with that of a stream driven by hand, on the same turns of the same conversations.
 
     python benchmarks/serve/sessions_cost.py BUNDLE --sessions 100 16 [--old CHECKOUT] [--rounds 3]
 
-Every session has some turns: a prompt, and an answer whose last token begins the next turn. By hand, a stream takes as
-many sessions as it has rows, feeds their prompts together, draws their answers together, and lays their states aside.
-`Sessions` gets the same turns, and a session's next turn as soon as the one before has ended. "Varied" are answers of
-other lengths, so that turns begin and end at any time. "Over HTTP" a client for each session streams its answers from
-`txl-deploy serve`, whose processor time counts. The bundle's vocabulary has 256 tokens or more, as the demo's has.
+Every session has 4 turns: a prompt, and an answer whose last token begins the next turn. "By hand", a stream takes as
+many sessions at once as it has rows, feeds their prompts together, draws their answers together, and stores their
+states. "Sessions" sends the same turns to `Sessions`, each as soon as the session's turn before has ended. In "varied"
+the answers have different lengths, so that turns begin and end at different times. In "over HTTP", one client for each
+session streams its answers from `txl-deploy serve`, whose processor time is counted. The bundle's vocabulary needs at
+least 256 tokens, as the demo's has.
 
-Each run is a process of its own with one thread. The ways take turns, and begin in another order each round; ratios of
-processor time are taken per round, and the table has their medians. `--old` runs another checkout's sessions as well.
+Each run is a process of its own with one thread. The ways run in turns, and the one that begins changes with every
+round. The table has the median of each round's ratio of processor time to that by hand. `--old` names a second
+checkout, whose sessions run too.
 """
 
 from __future__ import annotations
@@ -33,9 +35,9 @@ from server_process import Server
 
 HERE = Path(__file__).resolve().parents[2]
 PROMPTS, ANSWER, TURNS = (64, 16), 32, 4
-"""Tokens of the first prompt and of later ones; of an answer, in the mean; turns of a session."""
+"""The number of tokens of the first and of each later prompt; the mean number of an answer; the turns of a session."""
 BYTES = 256
-"""Number of tokens in the vocabulary."""
+"""The number of token ids from which prompts are drawn."""
 WAYS = ("sessions", "varied", "over HTTP")
 
 
@@ -47,8 +49,9 @@ def prompts_of(sessions: int) -> list[list[np.ndarray]]:
 
 
 def answers_of(sessions: int, varied: bool) -> np.ndarray:
-    """Return the number of tokens of each answer, [sessions, TURNS], e.g. [[32, 32, 32, 32]]; `varied` keeps their
-    sum.
+    """Return the number of tokens of each answer, [sessions, TURNS], e.g. [[32, 32, 32, 32]].
+
+    `varied` draws different numbers with the same sum for each session.
     """
     if not varied:
         return np.full((sessions, TURNS), ANSWER)
@@ -57,7 +60,7 @@ def answers_of(sessions: int, varied: bool) -> np.ndarray:
 
 
 def by_hand(model: Any, sessions: int) -> dict[str, Any]:
-    """Run the turns on a stream, with as many sessions at once as it has rows."""
+    """Run all turns on a stream, with as many sessions at once as the model has rows; return the figures."""
     prompts, rows = prompts_of(sessions), model.batch_size
     states: dict[int, Any] = {}
     pending: dict[int, list[int]] = {}
@@ -80,7 +83,7 @@ def by_hand(model: Any, sessions: int) -> dict[str, Any]:
 
 
 def by_sessions(model: Any, sessions: int, varied: bool) -> dict[str, Any]:
-    """Run the turns as requests of `Sessions`; a session sends its next one after each answer."""
+    """Run all turns as requests to `Sessions`, each sent after the answer to the turn before; return the figures."""
     from txl_runtime.sessions import Finished, Limits, Request, Sampling, Sessions, Token
 
     prompts, answers = prompts_of(sessions), answers_of(sessions, varied)
@@ -116,13 +119,21 @@ def by_sessions(model: Any, sessions: int, varied: bool) -> dict[str, Any]:
 
 
 def _measured(wall: float, processor: float, tokens: int, firsts: list[float], gaps: list[float]) -> dict[str, Any]:
-    """Return figures of work that began at these times of both clocks, and that ends now."""
+    """Return the figures of work that ends now.
+
+    Args:
+        wall: the wall clock when the work began.
+        processor: the processor clock when the work began.
+        tokens: the number of drawn tokens.
+        firsts: the seconds to the first token of each answer.
+        gaps: the seconds between two tokens of an answer.
+    """
     took, cost = time.perf_counter() - wall, time.process_time() - processor
     return {"tokens": tokens, "wall": took, "processor": cost, "firsts": firsts, "gaps": gaps}
 
 
 def over_http(bundle: Path, sessions: int) -> dict[str, Any]:
-    """Send the turns as streamed requests to a server, from one thread per session."""
+    """Send all turns as streamed requests to a server, from one thread for each session; return the figures."""
     with tempfile.TemporaryDirectory() as folder:
         server = Server(bundle, Path(folder) / "log", "--max-sessions", sessions)
         prompts, firsts, gaps = prompts_of(sessions), list[float](), list[float]()
@@ -155,7 +166,7 @@ def over_http(bundle: Path, sessions: int) -> dict[str, Any]:
 
 
 def run_one(options: argparse.Namespace) -> None:
-    """Run one way in this process, and print a line of JSON."""
+    """Run one way in this process, and print its figures as a line of JSON."""
     import txl_runtime
 
     way, sessions = options.way, options.sessions[0]
@@ -168,7 +179,7 @@ def run_one(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Run all ways in turns, and print a line of the table for each."""
+    """Read the command line, run all ways in turns, and print a row of the table for each; or run one way."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--sessions", nargs="+", type=int, default=[100, 16])

@@ -1,10 +1,9 @@
-"""Measures sessions with one thread of the engine and with several: tokens and processor time per token.
+"""Measure tokens per second and processor time per token of sessions, with one thread of the engine and with several.
 
     python benchmarks/serve/sessions_threads.py model.txl model4.txl model16.txl --threads 1 2
 
-Each bundle is run with as many sessions as it has rows, all of which decode, or all of which read a prompt. A machine
-that does something else as well makes wall times longer and leaves processor times nearly what they are; both are told,
-with the load.
+Each bundle runs with as many sessions as it has rows. First all of them decode, then all of them read a prompt. Other
+work on the machine makes wall times longer, but hardly processor times; the table has both, and the machine's load.
 """
 
 from __future__ import annotations
@@ -23,7 +22,10 @@ TOKENS, PROMPT = 200, 1024
 
 
 def cost(model: txl_runtime.Model, requests: Sequence[Request], tokens: int) -> tuple[float, float]:
-    """Return seconds and processor seconds per token, if every session sends one of the requests."""
+    """Run requests, each in a session of its own, to their end; return seconds and processor seconds of a token.
+
+    `tokens` is the number of tokens of all requests together.
+    """
     with Sessions(model, rows=len(requests)) as sessions:
         for request in requests:
             sessions.submit(request)
@@ -34,7 +36,7 @@ def cost(model: txl_runtime.Model, requests: Sequence[Request], tokens: int) -> 
 
 
 def main() -> None:
-    """Measure, and print a line for each bundle, number of threads and kind of work."""
+    """Read the command line, and print a row for each bundle, number of threads and kind of work."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundles", nargs="+")
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])

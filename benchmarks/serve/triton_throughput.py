@@ -1,8 +1,9 @@
-"""Steps per second of a package in Triton's Python backend, and tokens per second of generation on the server.
+"""Measure steps per second, and tokens per second of generation, of a package in Triton's Python backend.
 
     .clients/bin/python benchmarks/serve/triton_throughput.py BUNDLE [--seconds 5] [--sequences 1,4,16]
 
-Needs `make triton` and `make clients`. A step is a request of one token over gRPC that asks for the best next token.
+The script needs `make triton` and `make clients`. A step is a request over gRPC that feeds one token and asks for the
+most likely next token. Generation runs on the server.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from txl_deploy.triton.repository import package_python  # noqa: E402
 
 
 def steps(server: Server, model: str, count: int, seconds: float) -> float:
-    """Return requests per second of `count` sequences, each with a client that waits for its answers."""
+    """Return steps per second of `count` sequences, each with a client that waits for each answer."""
     done = [0] * count
     begin, ends = threading.Barrier(count + 1), [0.0]
 
@@ -79,7 +80,7 @@ def _heard(found: Queue[Any]) -> int:
 
 
 def processor_seconds(server: Server) -> float:
-    """Return the processor seconds of the server and its models so far."""
+    """Return the processor seconds so far of the server and of the processes of its models."""
     total, tick = 0.0, os.sysconf("SC_CLK_TCK")
     for process in (server.process.pid, *server.stubs().values()):
         told = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
@@ -88,7 +89,7 @@ def processor_seconds(server: Server) -> float:
 
 
 def main() -> None:
-    """Measure."""
+    """Read the command line, and print a line for each kind of work and number of sequences."""
     parser = argparse.ArgumentParser(description="Throughput of a package in Triton.")
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--seconds", type=float, default=5)

@@ -1,4 +1,4 @@
-"""Modules that scripts of several folders use.
+"""Modules that scripts of several folders of benchmarks import.
 
-A script that runs a process with another checkout's packages imports these there from that checkout, where it has them.
+A process that runs with the packages of a second checkout imports these modules from that checkout, if it has them.
 """

@@ -1,4 +1,4 @@
-"""Random models of published shapes, and their bundles."""
+"""Make random weights and tokens for models of given sizes, and export bundles of them."""
 
 from __future__ import annotations
 
@@ -35,8 +35,18 @@ WT103 = (20000, 40000, 200000)
 
 
 def shape(layers: int, width: int, heads: int, head: int, inner: int, vocab: int, **more: Any) -> dict[str, Any]:
-    """Return the config of a checkpoint in this project's form; without `same_length`, attention sees the whole
-    memory.
+    """Return the config of a checkpoint in this project's format, e.g. of `shape(12, 512, 8, 64, 2048, 204)`.
+
+    Every query attends to the whole memory, unless `more` has `same_length`.
+
+    Args:
+        layers: the number of layers.
+        width: d_model.
+        heads: the number of heads.
+        head: d_head.
+        inner: d_inner.
+        vocab: the size of the vocabulary.
+        more: further fields of the config.
     """
     sizes = {"n_layer": layers, "d_model": width, "n_head": heads, "d_head": head, "d_inner": inner}
     rest = {"vocab_size": vocab, "d_embed": width, "embedding_scale": width**0.5, "clamp_length": 0}
@@ -44,11 +54,11 @@ def shape(layers: int, width: int, heads: int, head: int, inner: int, vocab: int
 
 
 TINY = shape(2, 16, 2, 8, 32, 60)
-"""The model that --quick runs instead of a real one."""
+"""The config of the tiny model that --quick runs."""
 
 
 def random_state(values: dict[str, Any], seed: int = 0, deviation: float = 0.02) -> Weights:
-    """Draw weights of N(0, deviation), with layer norms of ones: speed and memory do not depend on the values."""
+    """Draw weights by name from N(0, deviation), with layer norms' weights of 1; no speed depends on the values."""
     typed = msgspec.convert(values, TxlConfig)
     config = ModelConfig(**{name: getattr(typed, name) for name in ModelConfig.__struct_fields__})
     must, _ = canonical_shapes(config)
@@ -61,19 +71,17 @@ def random_state(values: dict[str, Any], seed: int = 0, deviation: float = 0.02)
 
 
 def weights_of(model: Model) -> Weights:
-    """Return the canonical parameters of a bundle, float32."""
+    """Return the weights of a bundle by their canonical names, in float32."""
     return weights_of_bundle(model.bundle.file(model.manifest.weights), model.manifest)
 
 
 def random_tokens(vocab_size: int, size: tuple[int, ...], seed: int = 0) -> Ids:
-    """Return uniformly random token ids, so that each row of an embedding is equally likely to be read: [2, 64] for
-    size (2, 64).
-    """
+    """Return uniformly random token ids, int32, e.g. [2, 64] for size (2, 64); each embedding row is equally likely."""
     return np.random.default_rng(seed).integers(0, vocab_size, size, dtype=np.int32)
 
 
 def deviation(width: int) -> float:
-    """Return a spread of weights with which values neither vanish nor explode: 0.02 at d_model 512, more for less."""
+    """Return the standard deviation of weights with which values neither vanish nor explode: 0.02 at d_model 512."""
     return 0.02 * math.sqrt(512 / width)
 
 
@@ -85,7 +93,16 @@ def random_bundle(
     state: Weights | None = None,
     **more: Any,
 ) -> Path:
-    """Export a random model without verification (its self-test still runs); `export` gets the other arguments."""
+    """Export a random model to a path without verification (the self-test still runs), and return the path.
+
+    Args:
+        path: the bundle's path.
+        values: the config, as `shape` returns it.
+        lengths: segment lengths.
+        memory_length: M.
+        state: the weights; None draws random ones.
+        more: further options of `export`.
+    """
     log(f"export {path.name}: {values['n_layer']} layers, d_model {values['d_model']}, M {memory_length}")
     result = random_state(values, deviation=deviation(values["d_model"])) if state is None else state
     export(

@@ -1,4 +1,4 @@
-"""Options of a benchmark, and its results: tables with their conditions, and all figures."""
+"""Read the options that benchmarks share, and store their results: tables, the machine's conditions, all figures."""
 
 from __future__ import annotations
 
@@ -25,10 +25,14 @@ def parser(
     threads: str = "of every competitor (default 2)",
     several_threads: bool = False,
 ) -> argparse.ArgumentParser:
-    """Return a parser with the options of every benchmark; `quick` and `threads` are their help if it is not the usual
-    one.
+    """Return a parser with the options that benchmarks share.
 
-    With `several_threads`, everything is measured with each given number of threads, with 1 by default.
+    Args:
+        description: the script's docstring, whose first line is the help's.
+        seconds: the default of --seconds; None leaves the option out.
+        quick: the help of --quick.
+        threads: the help of --threads.
+        several_threads: True if --threads takes several numbers, by default only 1; otherwise one number, by default 2.
     """
     summary = (description or "").strip().split("\n", maxsplit=1)[0]
     option_parser = argparse.ArgumentParser(description=summary)
@@ -48,12 +52,19 @@ def parser(
 
 
 def finish(name: str, arguments: argparse.Namespace, tables: Sequence[Table], document: object) -> None:
-    """Print the tables as markdown; write them and all measurements to the folder that --out names."""
+    """Print the tables and the conditions as markdown; with --out, write them and all figures to that folder."""
     print(store(name, arguments, tables, document))
 
 
 def store(name: str, arguments: argparse.Namespace, tables: Sequence[Table], document: object) -> str:
-    """Write the tables as markdown and all measurements to the folder that --out names; return the markdown."""
+    """Return the tables and the conditions as markdown; with --out, write NAME.md and NAME.json to that folder.
+
+    Args:
+        name: NAME, the name of both files.
+        arguments: the command line.
+        tables: the tables.
+        document: all figures, which NAME.json holds beside the options.
+    """
     conditions = _conditions(arguments)
     text = "\n\n".join([*(table.markdown() for table in tables), conditions]) + "\n"
     if arguments.out is None:

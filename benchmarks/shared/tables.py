@@ -1,4 +1,4 @@
-"""Tables that become markdown, and progress on the terminal; imports only Python's own library."""
+"""Write tables as markdown, and print progress on the terminal; this module imports only Python's own library."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ __all__ = ["Table", "log"]
 
 @dataclass
 class Table:
-    """Rows that become markdown."""
+    """A table that can be written as markdown: columns, rows, and a title above (or "")."""
 
     columns: tuple[str, ...]
     rows: list[tuple[object, ...]] = field(default_factory=list)
     title: str = ""
 
     def add(self, *cells: object) -> None:
-        """Add one row; floats are shown with three digits."""
+        """Add one row; `markdown` writes floats with three digits and None as a dash."""
         self.rows.append(cells)
 
     def markdown(self) -> str:
-        """Return the table as it stands in docs/measurements."""
+        """Return the table as markdown, as the pages of docs/measurements have it."""
         lines = [f"**{self.title}**", ""] if self.title else []
         lines += [_line(self.columns), _line(["---"] * len(self.columns))]
         return "\n".join([*lines, *(_line([_cell(cell) for cell in row]) for row in self.rows)])
@@ -42,5 +42,5 @@ def _cell(cell: object) -> str:
 
 
 def log(message: str) -> None:
-    """Print progress on stderr with the time of day, so that long runs show that they are alive."""
+    """Print a message on stderr with the time of day, so that a long run shows its progress."""
     print(time.strftime("%H:%M:%S"), message, file=sys.stderr, flush=True)

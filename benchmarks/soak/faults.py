@@ -1,12 +1,12 @@
-"""Everything that writes, made to fail, killed and cut off from power at every call; a table of what was tried.
+"""Let everything that writes files fail, be killed or lose power at each system call, and print a table of all cases.
 
-    python benchmarks/soak/faults.py                        # all of it, half an hour
+    python benchmarks/soak/faults.py                        # all cases, half an hour
     python benchmarks/soak/faults.py --only snapshot,engines
     python benchmarks/soak/faults.py --out docs/measurements
 
-For Linux with a C compiler. `tests/stand_ins/faulty_writing.py` says what a case is, `tests/stand_ins/power_loss.py`
-which model of a disk loses power. The suite tries some of these cases, this script all. Exit code 1 says that one went
-wrong; it is printed.
+The script needs Linux and a C compiler. `tests/stand_ins/faulty_writing.py` defines the cases, and
+`tests/stand_ins/power_loss.py` the model of a disk that loses power. The tests run some of these cases, this script
+runs all. Cases that went wrong are printed, and then the exit code is 1.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from benchmarks.shared.results import finish, parser
 from benchmarks.shared.tables import Table, log
 
 WRITES = ("--kinds", *"open write sync rename mkdir unlink rmdir mmap truncate chmod link".split())  # noqa: SIM905
-"""Options for the calls that change something. A real export also reads and looks: every third of those calls is tried.
-"""
+"""Options that choose the calls that change files. For exports, a run without these options tries every third call."""
 ERRORS = ("ENOSPC", "EIO", "EACCES", "EROFS", "EDQUOT")
 SIGNALS = ("kill", "kill after", "interrupt", "terminate")
 
@@ -65,7 +64,7 @@ RUNS: list[tuple[str, tuple[object, ...]]] = [
 
 
 def main() -> None:
-    """Run all parts, one after the other."""
+    """Read the command line, run the chosen cases of `RUNS`, and print the table; exit with 1 after failures."""
     names = dict.fromkeys(name for name, _ in RUNS)
     options = parser(
         __doc__,

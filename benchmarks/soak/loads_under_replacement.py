@@ -1,15 +1,18 @@
-"""Readers that load a bundle against a writer that replaces it: is every model wholly of one bundle?
+"""Load a bundle in several processes while a writer replaces it, and check that every model is wholly of one bundle.
 
     python benchmarks/soak/loads_under_replacement.py [--loads 20000] [--readers 3] [--folder /dev/shm] …
 
-Two bundles of the same sizes take turns under one name; every file that a load reads differs. A writer replaces one by
-the other in one of five ways (`WAYS`), at random moments, while readers load whatever is there and feed it some tokens.
-What a reader gets has to be what one of the two bundles gives, bit for bit, or a `BundleError`. For files that are
-rewritten in place this is only counted: engines map the weight file, and two changes within a tick of the clock leave
-the same times. A load counts there where the weights were still those that it had opened when its tokens had been fed.
+Two bundles of the same sizes, which differ in every file that a load reads, take turns under one name. A writer
+replaces one by the other at random moments, in one of five ways (`WAYS`). Readers load the bundle and feed the model
+some tokens. The result of a reader has to be that of one of the two bundles, bit for bit, or the load has to raise a
+`BundleError`.
 
-Prints one line per way and folder, and one JSON document with --json; exit code 1 where a result was of neither bundle
-although files or folders were renamed.
+If the writer rewrites files in place, wrong results are counted, but are no failure: engines map the weight file, and
+two changes within a tick of the clock leave the same times. A result is only compared if the weight file that the load
+opened has not been replaced or rewritten when the tokens have been fed.
+
+The script prints one line for each way and folder, and with --json one JSON document. Exit code 1 says that a result
+was of neither bundle although the writer renames files or folders.
 """
 
 from __future__ import annotations
@@ -36,11 +39,11 @@ from txl_runtime.bundle.encoding import file_sha256
 
 SOURCE = Path(__file__).parents[2] / "tests" / "fixtures" / "release_0_8" / "clusters"
 PAUSES = (0, 0.02, 0.3, 1.5)
-"""Maximum seconds between replacements; one of them is drawn each time. A load takes some hundredths of a second."""
+"""Largest numbers of seconds before a replacement; one is drawn each time. A load takes some hundredths of a second."""
 
 
 def make_pair(folder: Path) -> tuple[Path, Path]:
-    """Make two bundles of the same sizes, which differ in every file that a load reads."""
+    """Make the bundles `old` and `new` of the same sizes in a folder; they differ in every file that a load reads."""
     old, new = folder / "old", folder / "new"
     for place in (old, new):
         shutil.copytree(SOURCE, place)
@@ -48,7 +51,7 @@ def make_pair(folder: Path) -> tuple[Path, Path]:
     metadata = {"format": "pt"} if b'"__metadata__"' in (new / "weights.safetensors").read_bytes()[:4096] else None
     save_file({name: -tensor for name, tensor in weights.items()}, new / "weights.safetensors", metadata=metadata)
     for path in new.glob("*.onnx"):
-        # changes the name of the producer in the file
+        # the producer's name in the graph's file
         path.write_bytes(path.read_bytes().replace(b"txl-deploy", b"TXL-DEPLOY", 1))
     (new / "report.json").write_text("{}")
     for place in (old, new):
@@ -63,13 +66,13 @@ def make_pair(folder: Path) -> tuple[Path, Path]:
 
 
 def exchange(first: Path, second: Path) -> None:
-    """Exchange two folders in one system call."""
+    """Exchange the names of two folders by one system call."""
     if ctypes.CDLL(None, use_errno=True).renameat2(-100, os.fsencode(first), -100, os.fsencode(second), 2):
         raise OSError(ctypes.get_errno(), "renameat2")
 
 
 def by_exchange(path: Path, source: Path) -> None:
-    """Exchange a copy with the bundle, then remove the old bundle."""
+    """Copy `source`, exchange the copy with the bundle at `path`, and remove the old bundle."""
     beside = path.with_name(f"{path.name}.beside")
     shutil.copytree(source, beside)
     exchange(path, beside)
@@ -77,7 +80,7 @@ def by_exchange(path: Path, source: Path) -> None:
 
 
 def by_publishing(path: Path, source: Path) -> None:
-    """Replace a bundle as `txl-deploy export --force` does."""
+    """Replace the bundle at `path` by a copy of `source`, as `txl-deploy export --force` does."""
     from txl_export.bundle.placing import publishing
 
     with publishing(path, force=True) as folder:
@@ -85,14 +88,14 @@ def by_publishing(path: Path, source: Path) -> None:
 
 
 def by_link(path: Path, source: Path) -> None:
-    """Switch the link that is the bundle's path."""
+    """Let the link at `path` point to `source`."""
     beside = path.with_name(f"{path.name}.beside")
     beside.symlink_to(source)
     beside.replace(path)
 
 
 def by_files(path: Path, source: Path) -> None:
-    """Rename new files over the old ones, one by one in any order."""
+    """Rename copies of the files of `source` over the bundle's files, one by one in random order."""
     for file in random.sample(sorted(source.iterdir()), len(list(source.iterdir()))):
         beside = path.with_name(f"{path.name}.beside")
         shutil.copyfile(file, beside)
@@ -100,7 +103,7 @@ def by_files(path: Path, source: Path) -> None:
 
 
 def in_place(path: Path, source: Path) -> None:
-    """Write new content into the files, in any order, half of each at a time."""
+    """Write the content of the files of `source` into the bundle's files, in random order, each in two halves."""
     for file in random.sample(sorted(source.iterdir()), len(list(source.iterdir()))):
         data = file.read_bytes()
         with (path / file.name).open("r+b") as stream:
@@ -118,16 +121,21 @@ WAYS: dict[str, Callable[[Path, Path], None]] = {
     "in-place": in_place,
 }
 LASTING = ("link",)
-"""Ways that leave both bundles in their places."""
+"""Ways that leave both bundles where they are."""
 
 
 def write(way: str, folder: Path) -> None:
-    """Replace until the process is told to end."""
+    """Replace the bundle again and again until the file `stop` appears in the folder.
+
+    Args:
+        way: a key of `WAYS`.
+        folder: the folder with both bundles.
+    """
     path, turns = folder / "model.txl", itertools.cycle([folder / "new", folder / "old"])
-    WAYS[way](path, next(turns))  # the first replacement also imports modules, so it is not timed
+    WAYS[way](path, next(turns))  # before the readers start, because the first replacement also imports modules
     (folder / "started").touch()
     while not (folder / "stop").exists():
-        # Two exchanges within one load are the hardest to notice.
+        # some pauses are shorter than a load, because two exchanges within one load are the hardest to notice
         time.sleep(random.uniform(0, random.choice(PAUSES)))
         WAYS[way](path, next(turns))
         with (folder / "replaced").open("a") as count:
@@ -135,7 +143,14 @@ def write(way: str, folder: Path) -> None:
 
 
 def read(way: str, folder: Path, loads: int, out: Path) -> None:
-    """Load repeatedly; count which bundle was read."""
+    """Load the bundle repeatedly, and write the number of loads by result to `out`.
+
+    Args:
+        way: a key of `WAYS`.
+        folder: the folder with both bundles.
+        loads: the number of loads that count.
+        out: the JSON file: {"old": 5000, "new": 1600, …}.
+    """
     path = folder / "model.txl"
     tokens = np.arange(18, dtype=np.int32).reshape(2, 9) % 10
     truths = {
@@ -158,12 +173,19 @@ def read(way: str, folder: Path, loads: int, out: Path) -> None:
 
 
 def fed(model: txl_runtime.Model, tokens: np.ndarray) -> bytes:
-    """Return the bits of a feed's result, e.g. the bytes of [1, 5, 256]."""
+    """Feed tokens [B, 9] to a new stream of a model, and return the bytes of the result."""
     return model.stream().feed(tokens[: model.batch_size]).tobytes()
 
 
 def run(way: str, parent: Path, loads: int, readers: int) -> dict[str, int | float]:
-    """Try one way of replacing on one file system."""
+    """Run one writer and several readers in a folder; return the loads by result, the replacements and the seconds.
+
+    Args:
+        way: a key of `WAYS`.
+        parent: a folder on the file system to try.
+        loads: the number of loads of all readers together.
+        readers: the number of readers.
+    """
     with tempfile.TemporaryDirectory(dir=parent, prefix="replaced-") as made:
         folder = Path(made)
         make_pair(folder)
@@ -194,7 +216,7 @@ def run(way: str, parent: Path, loads: int, readers: int) -> dict[str, int | flo
 
 
 def main() -> int:
-    """Try every way on every folder, or run as one of the processes."""
+    """Read the command line, and try every way in every folder; or run as the writer or a reader."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--loads", type=int, default=20_000, help="of all ways and folders together (default 20000)")
     parser.add_argument("--readers", type=int, default=3, help="processes that load at the same time (default 3)")

@@ -1,14 +1,14 @@
-"""A million steps at random on the demo's model, while a bundle beside it is replaced and reloaded every minute.
+"""Do a million random steps on the demo's model, while a bundle beside it is replaced and reloaded every minute.
 
     make demo MINUTES=1                                # trains the model
     python benchmarks/soak/soak.py --out soak               # --steps 1000000 --seconds SECONDS --seed 0 --threads 1
     python benchmarks/soak/soak.py --page soak/soak.json    # docs/measurements/soak.md and its pictures
 
-The steps are done in a process of their own that has no PyTorch (`soak_worker.py` says which they are, and what is
-measured). This process replaces the bundle, as `export --force` does. What the stream held now and then is repeated
-afterwards, by a fresh stream and by the reference in float64: they need not run all steps, because what a step computes
-depends on layers × (M + L) tokens before it and on nothing older. A step of another kind, whose state never forgets, is
-run beside its module in PyTorch (`soak_own.py`). Exit code 1 says that something drifted, leaked or was wrong.
+A process without PyTorch does the steps; `soak_worker.py` has the kinds of steps and the measurements. This process
+replaces the bundle beside it, as `export --force` does. At some moments, the worker stores the state of its stream.
+Afterwards a fresh stream and the reference in float64 compute each stored state again, from only the last steps,
+because a step depends only on the layers × (M + L) tokens before it. A second model, whose state never forgets, runs
+beside its module in PyTorch (`soak_own.py`). Exit code 1 says that an error grew, memory leaked, or a result was wrong.
 """
 
 from __future__ import annotations
@@ -39,17 +39,22 @@ from benchmarks.shared.results import finish, parser
 from benchmarks.shared.tables import log
 
 BATCH, LENGTHS, MEMORY = 2, (8, 1), 64
-"""Batch size, segment lengths and memory rows of the bundles: small, so that steps are fast and soon forgotten."""
+"""Batch size, segment lengths and memory rows of the bundles; small, so that steps are fast and soon forgotten."""
 LOOKS = 20
 QUICK_STEPS, QUICK_LOOKS, QUICK_INTERVAL = 10_000, 4, 0.2
 OWN_SHARE = 10
-"""The model that never forgets runs a tenth as many steps."""
+"""The model that never forgets runs this fraction of the steps: a tenth."""
 CHANGED = 0.02
-"""The relative change of the weights between the two versions."""
+"""The relative change of the weights between the two versions of the bundle."""
 
 
 def make_bundles(folder: Path, checkpoint: Path | None) -> tuple[Path, Path]:
-    """Make the bundle whose stream is soaked, and a second version with different weights."""
+    """Export the bundle whose stream is tested, and a second version with changed weights; return both paths.
+
+    Args:
+        folder: the folder for the bundles.
+        checkpoint: the demo's checkpoint; None for a tiny random model.
+    """
     first, other = folder / "model.txl", folder / "other.txl"
     if checkpoint is None:
         for path, seed in ((first, 0), (other, 1)):
@@ -78,14 +83,20 @@ def make_bundles(folder: Path, checkpoint: Path | None) -> tuple[Path, Path]:
 
 
 def put(version: Path, target: Path) -> None:
-    """Replace a bundle by a copy of a second one, as `export --force` does."""
+    """Replace the bundle at `target` by a copy of the bundle `version`, as `export --force` does."""
     with publishing(target, force=True) as partial:
         for file in version.iterdir():
             (partial / file.name).write_bytes(file.read_bytes())
 
 
 def work(folder: Path, versions: tuple[Path, Path], arguments: Any) -> dict[str, Any]:
-    """Run the soaked process, and replace the bundle beside it whenever it asks."""
+    """Run the worker's process, and replace the bundle beside it at each request; return the worker's results.
+
+    Args:
+        folder: the folder for results.
+        versions: both versions of the bundle.
+        arguments: the command line.
+    """
     beside, results = folder / "beside.txl", folder / "results"
     results.mkdir()
     put(versions[0], beside)
@@ -109,7 +120,15 @@ def work(folder: Path, versions: tuple[Path, Path], arguments: Any) -> dict[str,
 
 
 def judge(model: Model, held: Path) -> dict[str, Any]:
-    """Compare a stream's state with the states of a fresh stream and of the reference after the same tokens."""
+    """Compare a stored state of the worker's stream with a fresh stream and the reference after the same tokens.
+
+    Args:
+        model: the model of the stream.
+        held: the file that `Play.write_down` wrote.
+
+    Returns:
+        The step, and the errors by name.
+    """
     m, result = model.manifest, np.load(held)
     count, probe = len(result["fill"]), result["tokens"]
     pasts = [np.split(result[f"past.{row}"], np.cumsum(result[f"cuts.{row}"])[:-1]) for row in range(count)]
@@ -118,7 +137,7 @@ def judge(model: Model, held: Path) -> dict[str, Any]:
     )
     fresh = model.stream(count)
     longest = max(map(len, pasts))
-    for place in range(-longest, 0):  # the last segments of all sequences together
+    for place in range(-longest, 0):  # aligned at the end: the last segments of all sequences run together
         pieces = [past[place] if len(past) >= -place else past[0][:0] for past in pasts]
         counts = np.array([len(piece) for piece in pieces], np.int32)
         tokens = np.zeros((count, max(1, counts.max())), np.int32)
@@ -145,7 +164,7 @@ def _relative(result: NDArray[Any], expected: NDArray[Any]) -> float:
 
 
 def verdicts(document: dict[str, Any]) -> list[str]:
-    """Return a sentence for each figure that is out of bounds; [] if all is well."""
+    """Return a sentence for each figure of the results that is over its limit; [] if there is none."""
     limits, held, own, reloads = rung("fp32", "cpu"), document["held"], document["own"], document["reloads"]
     wrong = [*reloads["wrong"], *(() if reloads.get("replacements") else ("the bundle was never replaced",))]
     assert limits.logprobs is not None
@@ -169,7 +188,7 @@ def verdicts(document: dict[str, Any]) -> list[str]:
 
 
 def main() -> int:
-    """Run the benchmark."""
+    """Read the command line and run the test; return 1 if something is wrong. Or write the page of a stored run."""
     options = parser(
         __doc__, seconds=None, quick="10,000 operations on a tiny random model", threads="of the engine (default 1)"
     )
@@ -186,7 +205,7 @@ def main() -> int:
         return 0
     if not arguments.quick and not arguments.checkpoint.is_file():
         options.error(f"{arguments.checkpoint} is not there, expected a trained model; run `make demo MINUTES=1` first")
-    folder = Path(tempfile.mkdtemp(prefix="soak-"))  # the results of hours of work stay there if judging them fails
+    folder = Path(tempfile.mkdtemp(prefix="soak-"))  # kept after an error, because its results took hours
     versions = make_bundles(folder, None if arguments.quick else arguments.checkpoint)
     document = work(folder, versions, arguments)
     model = txl_runtime.load(versions[0], backend="cpu", threads=arguments.threads)

@@ -1,8 +1,8 @@
-"""Measures a state that never forgets over many steps: how far a bundle departs from its module in float64.
+"""Measure over many steps how far a bundle with a state that never forgets departs from its module in float64.
 
-A Transformer-XL forgets everything, also rounding errors, after some hundred tokens. This module forgets nothing: it
-has a rotation that neither grows nor fades, a sum, and a count. Its rounding errors can only add up, in PyTorch's
-float32 too, so the module also runs in float32.
+A Transformer-XL forgets everything, rounding errors included, after some hundred tokens. The module here forgets
+nothing: its states are a rotation that neither grows nor fades, a sum, and a count. Rounding errors can only add up,
+also in PyTorch's float32. So the module runs in float32 too, for comparison.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from benchmarks.shared.tables import log
 
 FEATURES, PAIRS, BATCH, LOOKS = 8, 32, 2, 40
 RESET = 997
-"""Number of steps between resets of the second sequence."""
+"""The number of steps between two resets of the second sequence."""
 
 
 class NeverForgets(nn.Module):
-    """A step on numbers with three states that never fade."""
+    """A step that takes eight numbers and keeps three states that never fade."""
 
     def __init__(self) -> None:
         super().__init__()
         self.turn, self.shown = nn.Linear(FEATURES, PAIRS), nn.Linear(2 * PAIRS, FEATURES)
 
     def forward(self, numbers: Tensor, phase: Tensor, total: Tensor, count: Tensor) -> tuple[Tensor, ...]:
-        """Run a step: numbers [B, 8], phase [B, 32, 2], total [B, 8] and count [B] → a result and the three states."""
+        """Run a step: numbers [B, 8], phase [B, 32, 2], total [B, 8] and count [B] → result [B, 8], and new states."""
         angle = self.turn(numbers)
         cosine, sine = angle.cos(), angle.sin()
         phase = torch.stack(
@@ -43,7 +43,7 @@ class NeverForgets(nn.Module):
 
 
 def spec() -> StepSpec:
-    """Return the step with names and shapes."""
+    """Return the step of a new module, with the names and shapes of its inputs, states and outputs."""
     torch.manual_seed(0)
     states = [
         StateSpec("phase", ("B", PAIRS, 2), initial=torch.tensor([1.0, 0.0]).expand(PAIRS, 2).clone()),
@@ -54,11 +54,19 @@ def spec() -> StepSpec:
 
 
 def soak(folder: Path, steps: int, seed: int, threads: int) -> dict[str, Any]:
-    """Step a bundle, its module in float64 and its module in float32 side by side.
+    """Export a bundle, and run it beside its module in float64 and in float32, on random numbers.
+
+    Args:
+        folder: the folder for the bundle.
+        steps: the number of steps.
+        seed: of the numbers.
+        threads: of the engine.
 
     Returns:
-        steps: number of steps. count_exact: True if the count has the right value. looks: from time to time, the errors
-            of the result, of the phase and of the total, in the bundle and in PyTorch's float32.
+        steps: the number of steps.
+        count_exact: True if the bundle's count is the right number.
+        looks: for about 40 steps, the errors of the result, the phase and the total, of the bundle and of PyTorch's
+            float32.
     """
     wanted = spec()
     log("export a step that never forgets")
@@ -70,7 +78,7 @@ def soak(folder: Path, steps: int, seed: int, threads: int) -> dict[str, Any]:
     due = {int(step) for step in np.geomspace(10, steps, LOOKS)} | {steps}
     looks: list[dict[str, Any]] = []
     for step in range(1, steps + 1):
-        if step % RESET == 0:  # the second sequence begins anew now and then, the first one never
+        if step % RESET == 0:  # only the second sequence is reset
             stream.reset([1])
             for state in states:
                 for tensor, fresh in zip(state, _start(state[0].dtype), strict=True):
@@ -92,12 +100,12 @@ def soak(folder: Path, steps: int, seed: int, threads: int) -> dict[str, Any]:
 
 
 def _start(dtype: torch.dtype) -> list[Tensor]:
-    """Return the initial states."""
+    """Return the initial phase, total and count of all sequences."""
     phase = torch.tensor([1.0, 0.0], dtype=dtype).expand(BATCH, PAIRS, 2).clone()
     return [phase, torch.zeros(BATCH, FEATURES, dtype=dtype), torch.zeros(BATCH, dtype=torch.int32)]
 
 
 def _errors(samples: Sequence[Any], true: Sequence[Tensor]) -> list[float]:
-    """Return the largest errors of the result, the phase and the total, relative to max(1, largest value)."""
+    """Return the largest errors of result, phase and total, each divided by max(1, largest true value)."""
     pairs = [(np.asarray(some), tensor.numpy()) for some, tensor in zip(samples, true, strict=True)]
     return [float(np.abs(some - tensor).max() / max(1.0, np.abs(tensor).max())) for some, tensor in pairs]

@@ -1,4 +1,4 @@
-"""Makes a soak's page with slopes, tables and pictures. Needs no PyTorch; pictures need matplotlib."""
+"""Write the page of a run of `soak.py` with slopes, tables and pictures; matplotlib draws the pictures."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from txl_deploy.plotting import check_plot, draw
 
 HOME = Path(__file__).parents[2] / "docs" / "measurements"
 WARM = 0.2
-"""The share of a run that counts as warm-up, while caches and the allocator's arenas fill."""
+"""The share of a run that counts as warm-up, in which caches and the allocator's arenas fill."""
 BATCHES, STUDENT = 20, 2.101
-"""The means of 20 stretches give a slope and its 95 % interval (Student's t with 18 degrees of freedom)."""
+"""The number of stretches whose means give a slope, and Student's t for its 95 % interval (18 degrees of freedom)."""
 LONG = 100_000
-"""Number of steps from which a slope of memory is meaningful."""
+"""The smallest number of steps of a run for which the slope of its memory is judged."""
 GROWTH = 5.0
-"""Maximum growth of a process that is surely there, in MB per million steps."""
+"""The limit of the lower end of a slope's interval, in MB per million steps; a process that grows faster leaks."""
 COUNTED = ("descriptors", "threads", "files", "mapped", "mappings")
 ANONYMOUS = 40
-"""Maximum number of additional mappings without a file; the allocator maps and unmaps as it needs."""
+"""The allowed growth of the number of mappings, because the allocator maps and unmaps memory as it needs."""
 MEMORY = (
     ("resident", "resident memory, MB"),
     ("allocated", "allocated by malloc, MB"),
@@ -36,14 +36,15 @@ Samples = Sequence[dict[str, Any]]
 
 
 def warm(samples: Samples) -> Samples:
-    """Return the samples after the warm-up."""
+    """Return the samples of a run without the samples of the warm-up."""
     return samples[int(len(samples) * WARM) :]
 
 
 def slope(samples: Samples, name: str) -> tuple[float, float] | None:
-    """Return the growth of a figure after the warm-up, per million steps, and half of its 95 % interval; or None.
+    """Return a figure's growth per million steps after the warm-up, and half the width of its 95 % interval.
 
-    The line goes through means of stretches, because neighbouring samples are alike and would make it look too sure.
+    The slope is fitted to the means of stretches: neighbouring samples are similar, and would make the interval too
+    small. None if there are too few samples.
     """
     pairs = [
         (sample["step"] / 1e6, sample[name] / SCALE.get(name, 1))
@@ -60,12 +61,12 @@ def slope(samples: Samples, name: str) -> tuple[float, float] | None:
 
 
 def leaks(samples: Samples) -> list[str]:
-    """Return a sentence for each figure that grew although it must not."""
+    """Return a sentence for each figure that grew and should not have; [] if there is none."""
     wrong, steady = [], warm(samples)
     half = len(steady) // 2
     for name in COUNTED:
         before, after = ([s[name] for s in some if s[name] is not None] for some in (steady[:half], steady[half:]))
-        # Compare the minimum of each stretch, so that files which are open only for a while do not count.
+        # the minima of both halves are compared, so that files that are open only for a while do not count
         if before and after and min(after) > min(before) + (ANONYMOUS if name == "mappings" else 0):
             wrong.append(f"{name} grew from {min(before)} to {min(after)}")
     for name in ("resident", "allocated"):
@@ -76,7 +77,7 @@ def leaks(samples: Samples) -> list[str]:
 
 
 def tables(document: dict[str, Any]) -> list[Table]:
-    """Return the tables of a run's figures."""
+    """Return the tables of a run: the run itself, memory, times, errors, and errors of the state that never forgets."""
     samples, held, own, reloads = (document[name] for name in ("samples", "held", "own", "reloads"))
     steady = warm(samples)
     run = Table(("steps", "seconds", "reloads", "replacements", "neither version", "what must not be"))
@@ -131,7 +132,7 @@ def _tenths(samples: Samples) -> list[Samples]:
 
 
 def write(whole: dict[str, Any], folder: Path) -> None:
-    """Write the page `soak.md` and its pictures from a run's results."""
+    """Write the page soak.md and its picture soak.png to a folder, from the document that a run stored."""
     document, picture = whole["results"], folder / "soak.png"
     check_plot(picture)
     options, operations = whole["options"], document["operations"]
@@ -217,7 +218,7 @@ float64. Rounding adds up there in any float32. The bundle's error must be at mo
 
 
 def _memory(document: dict[str, Any], axes: Any) -> None:
-    """Draw resident memory and the memory that malloc handed out."""
+    """Draw the resident memory, and the memory that malloc handed out, by step."""
     for name, title in MEMORY[:2]:
         pairs = [(s["step"], s[name] / SCALE[name]) for s in document["samples"] if s[name] is not None]
         if pairs:
@@ -227,7 +228,7 @@ def _memory(document: dict[str, Any], axes: Any) -> None:
 
 
 def _times(document: dict[str, Any], axes: Any) -> None:
-    """Draw percentiles of a decode step by window."""
+    """Draw p50, p99 and the largest time of a decode step for each window of steps."""
     for name in ("p50", "p99", "max"):
         axes.plot([s["step"] for s in document["samples"]], [s[name] for s in document["samples"]], label=name)
     axes.set(xlabel="steps", ylabel="ms", yscale="log", title="a decode step, by window")
@@ -235,7 +236,7 @@ def _times(document: dict[str, Any], axes: Any) -> None:
 
 
 def _errors(document: dict[str, Any], axes: Any) -> None:
-    """Draw errors against the reference over time."""
+    """Draw the largest errors against the reference by step, and their limit."""
     for name, title in (("logprobs", "log-probabilities"), ("memory", "memory (relative)")):
         axes.plot([s["step"] for s in document["held"]], [s[name] for s in document["held"]], ".-", label=title)
     axes.axhline(1e-4, color="grey", linestyle=":", label="limit")
@@ -244,7 +245,7 @@ def _errors(document: dict[str, Any], axes: Any) -> None:
 
 
 def _never(document: dict[str, Any], axes: Any) -> None:
-    """Draw errors of the state that never forgets, for the bundle and for PyTorch."""
+    """Draw the errors of the state that never forgets by step, of the bundle and of PyTorch's float32."""
     looks = document["own"]["looks"]
     for place, title in ((1, "phase"), (2, "total")):
         axes.plot([s["step"] for s in looks], [s["bundle"][place] for s in looks], label=f"{title}, bundle")

@@ -1,11 +1,11 @@
-"""The process that is soaked: random operations on one stream, and beside it a bundle that is replaced and reloaded.
+"""Do random operations on one stream, while a thread reloads a second bundle that `soak.py` replaces.
 
     python benchmarks/soak/soak_worker.py OPTIONS
 
-`soak.py` starts it; OPTIONS are those of `Options`, in JSON. It imports the runtime and nothing of PyTorch, as an
-application would. Before every reload it asks whoever started it for another version of the bundle, by a line on
-standard output. What it measured is the file `worker.json`; what its stream held now and then is `held-….npz`, with
-every sequence's tokens that can still matter, for a reference to repeat.
+`soak.py` starts this process; OPTIONS is a JSON document of `Options`. The process imports the runtime but not PyTorch,
+as an application would. Before every reload it prints a line, by which it asks `soak.py` for a new version of the
+second bundle. At the end it writes all measurements to `worker.json`. At some moments it writes the stream's state to
+`held-….npz`, with all tokens of each sequence that still affect the state, so that a reference can repeat them.
 """
 
 from __future__ import annotations
@@ -52,25 +52,27 @@ OPERATIONS = {
     "look": 0.005,
     "reset": 0.004,
 }
-"""Operations and their relative frequency; a decode step has one token per sequence."""
+"""The operations, which are methods `do_…` of `Play`, and their relative frequency."""
 WINDOWS = 200
-"""Number of times that the process is measured."""
+"""The number of times that the process's memory, files and threads are measured."""
 KEPT = 3
-"""Number of snapshots that are kept for later restores."""
+"""The number of snapshots that are kept for later restores."""
 PATIENCE = 300.0
-"""Seconds until a replaced bundle must be visible."""
+"""The seconds within which a load has to see a requested replacement."""
 
 
 class Options(msgspec.Struct, frozen=True):
     """The options that `soak.py` passes.
 
     Attributes:
-        bundle: the bundle whose stream is soaked.
-        beside: the bundle that is replaced and reloaded.
-        folder: the folder for results and for snapshots as files.
-        steps, seconds: operations to do, or seconds to do them in, whichever ends first.
-        looks: the number of times that the stream's state is written down.
-        interval: seconds between two reloads.
+        bundle: the bundle of the stream.
+        beside: the second bundle, which is replaced and reloaded.
+        folder: the folder for results and for snapshots in files.
+        steps, seconds: the run ends after this number of operations or of seconds, whichever comes first.
+        looks: the number of times that the stream's state is written to a file.
+        interval: the seconds between two reloads.
+        seed: of all random choices.
+        threads: of the engine.
     """
 
     bundle: str
@@ -85,25 +87,34 @@ class Options(msgspec.Struct, frozen=True):
 
 
 class Row:
-    """The last segments of a sequence since its last reset, as many as can matter, and its number of tokens."""
+    """The past of one sequence since its last reset: its last segments, and the number of all its tokens.
+
+    Segments that are too old to affect the state are forgotten.
+    """
 
     def __init__(self, segments: list[Segment] | None = None, total: int = 0) -> None:
         self.segments, self.total = segments or [], total
 
     def copy(self) -> Row:
-        """Return a copy of this past, e.g. of segments [8], [8], [1], from which a stream can continue."""
+        """Return a copy of this past."""
         return Row(list(self.segments), self.total)
 
     def fed(self, tokens: Ids, longest: int, reach: int) -> None:
-        """Note tokens that were fed, e.g. [17], in segments of length 8, 8 and 1."""
+        """Add tokens that were fed, e.g. [17] with a longest segment of 8 as segments of 8, 8 and 1.
+
+        Args:
+            tokens: the tokens [n].
+            longest: the length of the longest segment.
+            reach: the number of last tokens that affect the state.
+        """
         for first in range(0, len(tokens), longest):
             self.segments.append(tuple(tokens[first : first + longest].tolist()))
         self.total += len(tokens)
-        if len(self.segments) > 2 * reach:  # each segment has at least one token
+        if len(self.segments) > 2 * reach:  # then some can be forgotten: each segment has a token or more
             self.trim(reach)
 
     def trim(self, reach: int) -> None:
-        """Forget segments before the last `reach` tokens."""
+        """Forget the segments that end before the last `reach` tokens."""
         kept = 0
         for place in range(len(self.segments) - 1, -1, -1):
             kept += len(self.segments[place])
@@ -114,7 +125,7 @@ class Row:
 
 @dataclass
 class Play:
-    """One stream, the operations on it, and notes of what it must hold."""
+    """A stream, random operations on it, and the past of each of its sequences."""
 
     model: Model
     folder: Path
@@ -132,33 +143,36 @@ class Play:
         self.rows = [Row() for _ in range(self.stream.batch_size)]
 
     def one(self, name: str) -> None:
-        """Do one random operation."""
+        """Do the operation of this name, with random arguments, and count it."""
         self.done[name] += 1
         getattr(self, f"do_{name}")()
 
     def number(self, first: int, last: int) -> int:
-        """Draw a number from first … last."""
+        """Draw a whole number from `first` to `last`, both included."""
         return int(self.draws.integers(first, last + 1))
 
     def tokens(self, columns: int) -> Ids:
-        """Draw random tokens, [b, columns], e.g. [2, 8]."""
+        """Draw random tokens for all sequences, int32 [b, columns], e.g. [2, 8]."""
         return self.draws.integers(0, self.model.manifest.vocab_size, (len(self.rows), columns), np.int32)
 
     def lengths(self, columns: int, least: int = 0) -> Ids:
-        """Draw the number of tokens that count in each sequence: all, in 7 of 10 cases. For example, [8, 3]."""
+        """Draw for each sequence the number of tokens that count, from `least` to `columns`: int32 [b], e.g. [8, 3].
+
+        In 7 of 10 cases all tokens of all sequences count.
+        """
         if self.draws.random() < 0.7:
             return np.full(len(self.rows), columns, np.int32)
         return self.draws.integers(least, columns + 1, len(self.rows), np.int32)
 
     def fed(self, tokens: Ids, counts: Ids) -> None:
-        """Note the tokens that were fed, e.g. [2, 8] with counts [8, 3]."""
+        """Add tokens that were fed to the past of each sequence, e.g. [2, 8] with counts [8, 3]."""
         for row, words, count in zip(self.rows, tokens, counts.tolist(), strict=True):
             row.fed(words[:count], self.longest, self.reach)
 
-    # --- segments -------------------------------------------------------------------------------------------------
+    # --- operations that run segments -----------------------------------------------------------------------------
 
     def do_decode(self) -> None:
-        """Feed one token per sequence, and time it."""
+        """Feed at most one token to each sequence, and store the time."""
         tokens, counts = self.tokens(1), self.lengths(1)
         started = time.perf_counter()
         self.stream.step(tokens, counts)
@@ -166,27 +180,27 @@ class Play:
         self.fed(tokens, counts)
 
     def do_prefill(self) -> None:
-        """Run one segment of any length."""
+        """Run one segment of random length."""
         tokens = self.tokens(self.number(1, self.longest))
         counts = self.lengths(tokens.shape[1])
         self.stream.step(tokens, counts)
         self.fed(tokens, counts)
 
     def do_feed(self) -> None:
-        """Feed several segments; in some calls only the last position's result is returned."""
+        """Feed up to three segments; half of the calls ask only for the last position's result."""
         tokens = self.tokens(self.number(1, 3 * self.longest))
         counts = self.lengths(tokens.shape[1])
         self.stream.feed(tokens, counts, last=self.draws.random() < 0.5)
         self.fed(tokens, counts)
 
     def do_score(self) -> None:
-        """Score several segments of tokens."""
+        """Score up to two segments of tokens, all but the last of which are fed."""
         tokens = self.tokens(self.number(2, 2 * self.longest))
         self.stream.score(tokens)
         self.fed(tokens[:, :-1], np.full(len(tokens), tokens.shape[1] - 1, np.int32))
 
     def do_generate(self) -> None:
-        """Feed a prompt and generate tokens; the last one is not fed."""
+        """Feed a prompt and generate tokens; all drawn tokens but the last one are fed."""
         tokens = self.tokens(self.number(1, 4))
         counts = self.lengths(tokens.shape[1], least=1)
         ways: list[dict[str, Any]] = [{"temperature": 0}, {"top_k": 5}, {"top_p": 0.5}, {}]
@@ -199,35 +213,35 @@ class Play:
             self.fed(token[:, None], np.ones(len(token), np.int32))
 
     def do_uncommitted(self) -> None:
-        """Run a segment without committing it."""
+        """Run a segment that does not change the stream's state."""
         tokens = self.tokens(self.number(1, self.longest))
         self.stream.run({"tokens": tokens}, self.lengths(tokens.shape[1]), commit=False)
 
-    # --- states ---------------------------------------------------------------------------------------------------
+    # --- operations on states -------------------------------------------------------------------------------------
 
     def do_select(self) -> None:
-        """Reorder, drop and double sequences."""
+        """Reorder, drop and double sequences at random."""
         which = self.draws.integers(0, len(self.rows), self.number(1, self.model.batch_size))
         self.stream.select(which)
         self.rows = [self.rows[row].copy() for row in which]
 
     def do_move(self) -> None:
-        """Put one sequence's state into a second sequence's place."""
+        """Copy the state of one sequence to a second one."""
         source, target = (self.number(0, len(self.rows) - 1) for _ in range(2))
         self.stream.put(target, self.stream.take(source))
         self.rows[target] = self.rows[source].copy()
 
     def do_snapshot(self) -> None:
-        """Keep a snapshot, and drop the oldest."""
+        """Keep a snapshot of the stream, and drop the oldest one if there are `KEPT` already."""
         self.snapshots = [*self.snapshots[1 - KEPT :], (self.stream.snapshot(), [row.copy() for row in self.rows])]
 
     def do_restore(self) -> None:
-        """Restore one of the snapshots."""
+        """Restore one of the kept snapshots, if there are any."""
         if self.snapshots:
             self.go_back(*self.snapshots[self.number(0, len(self.snapshots) - 1)])
 
     def do_file(self) -> None:
-        """Store a snapshot as a file; some calls continue from a file."""
+        """Store a snapshot in one of four files; if the file exists, half of the calls restore it instead."""
         path = self.folder / f"state-{self.number(0, 3)}.safetensors"
         if path.exists() and self.draws.random() < 0.5:
             past = path.with_suffix(".json")
@@ -240,18 +254,18 @@ class Play:
         path.with_suffix(".json").write_text(json.dumps([(row.segments, row.total) for row in self.rows]))
 
     def go_back(self, state: StreamState, rows: list[Row]) -> None:
-        """Continue from a snapshot and its rows, e.g. 2 rows."""
+        """Restore a snapshot, in a new stream if the number of sequences differs, and the pasts that belong to it."""
         if state.batch_size != len(self.rows):
             self.stream = self.model.stream(state.batch_size)
         self.stream.restore(state)
         self.rows = [row.copy() for row in rows]
 
     def do_look(self) -> None:
-        """Read the whole state as arrays."""
+        """Read the stream's whole state as arrays."""
         self.stream.state()
 
     def do_reset(self) -> None:
-        """Reset some sequences, or replace the stream by a new one with all sequences."""
+        """Reset each sequence with probability 1/2; in one of five calls replace the stream by a new one instead."""
         if self.draws.random() < 0.2:
             self.stream = self.model.stream()
             self.rows = [Row() for _ in range(self.stream.batch_size)]
@@ -260,10 +274,10 @@ class Play:
         self.stream.reset(which)
         self.rows = [Row() if again else row for row, again in zip(self.rows, which, strict=True)]
 
-    # --- what it must hold ----------------------------------------------------------------------------------------
+    # --- the state that a reference repeats -----------------------------------------------------------------------
 
     def write_down(self, path: Path) -> None:
-        """Write the stream's state, its answer to some tokens, and the tokens that every sequence was fed."""
+        """Write a file with the stream's state, its log-probabilities for random tokens, and the sequences' pasts."""
         tokens = self.tokens(self.longest)
         result = self.stream.run({"tokens": tokens}, commit=False)
         (logprobs,) = result.values()
@@ -278,11 +292,11 @@ class Play:
 
 
 class Beside(threading.Thread):
-    """A reader of a bundle that is replaced: it loads the new one, compares its answer with the known one, and drops
-    the old one.
+    """A thread that reloads a bundle after each replacement, and compares the models' answers with the known ones.
 
     Attributes:
-        counts: the number of each event.
+        ended: set to end the thread.
+        counts: the number of loads, of replacements and of refused loads.
         wrong: errors in words.
         seconds: the seconds of every load.
     """
@@ -298,10 +312,10 @@ class Beside(threading.Thread):
         )
 
     def run(self) -> None:
-        """Reload the bundle until the end of the run."""
+        """Reload the bundle again and again until `ended` is set."""
         try:
             self._reload()
-        except Exception as error:  # reported at the end, because a thread's traceback would be lost
+        except Exception as error:  # noted for the results, because a thread's traceback would be lost
             self.wrong.append(f"{type(error).__name__}: {error}")
 
     def _reload(self) -> None:
@@ -310,7 +324,7 @@ class Beside(threading.Thread):
         known.append(self._answer(old))
         while not self.ended.wait(self._interval):
             before, patience = self._answer(old), time.monotonic() + PATIENCE
-            # asks for the bundle's second version
+            # this line asks `soak.py` to replace the bundle
             print(json.dumps({"replace": self.counts["replacements"]}), flush=True)
             while True:
                 try:
@@ -343,14 +357,14 @@ class Beside(threading.Thread):
 
     @staticmethod
     def _answer(model: Model) -> str:
-        """Return the hash of a model's answer to one feed, all bits of it."""
+        """Return a hash of all bits of a model's answer to fixed tokens."""
         tokens = np.arange(3 * model.segment_lengths[0], dtype=np.int32) % model.manifest.vocab_size
         result = model.stream(1).feed(tokens[None])
         return hashlib.sha256(result.tobytes()).hexdigest()
 
 
 class _Mallinfo(ctypes.Structure):
-    """The struct that mallinfo2 returns."""
+    """The struct that glibc's function mallinfo2 returns."""
 
     _names_ = (
         "arena",
@@ -368,7 +382,7 @@ class _Mallinfo(ctypes.Structure):
 
 
 def _known_mallinfo() -> Callable[[], Any] | None:
-    """Return glibc's mallinfo2; None if the C library is a different one."""
+    """Return glibc's function mallinfo2; None if the C library has no such function."""
     try:
         ask = ctypes.CDLL(None).mallinfo2
     except (AttributeError, OSError, TypeError):
@@ -377,11 +391,11 @@ def _known_mallinfo() -> Callable[[], Any] | None:
     return ask
 
 
-_mallinfo = _known_mallinfo()  # looked up once, because every library object of ctypes leaves classes behind
+_mallinfo = _known_mallinfo()  # looked up once: each `ctypes.CDLL` leaves classes, which count as growth
 
 
 def measured(folder: Path) -> dict[str, float | None]:
-    """Return the process's use of memory, descriptors and threads; None for what the system does not tell."""
+    """Return this process's memory, mappings, descriptors, threads and files by name; None for unknown figures."""
     results: dict[str, float | None] = dict.fromkeys(
         ("resident", "allocated", "mappings", "mapped", "descriptors", "threads")
     )
@@ -402,10 +416,10 @@ def measured(folder: Path) -> dict[str, float | None]:
 
 
 def main(argument: str) -> None:
-    """Run all operations, and write the results."""
+    """Run all operations with the options of the JSON document `argument`, and write the results."""
     options = msgspec.json.decode(argument.encode(), type=Options)
     folder = Path(options.folder)
-    scratch = folder / "scratch"  # also the process's temporary folder, so that leftovers are noticed
+    scratch = folder / "scratch"  # this is TMPDIR too, so that temporary files that remain are counted
     scratch.mkdir()
     os.environ["TMPDIR"] = str(scratch)
     draws = np.random.default_rng(options.seed)
@@ -413,7 +427,7 @@ def main(argument: str) -> None:
     beside = Beside(options)
     beside.start()
     names, shares = list(OPERATIONS), np.array(list(OPERATIONS.values()))
-    samples = folder / "samples.jsonl"  # on the disk, because memory is what is measured
+    samples = folder / "samples.jsonl"  # in a file, since a list would grow the memory that is measured
     window, checkpoint = max(options.steps // WINDOWS, 1), max(options.steps // options.looks, 1)
     started = time.monotonic()
     for first in range(0, options.steps, window):

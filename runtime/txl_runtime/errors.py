@@ -5,7 +5,7 @@
     ├── CheckpointError   a checkpoint, or a model's file, that cannot be read
     ├── BundleError       a bundle that is missing, altered, inconsistent or too new
     ├── BackendError      an engine that is not installed or cannot run this bundle
-    └── CheckError       a parity gate or a self-test that did not pass
+    └── CheckError        a parity gate or a self-test that did not pass
 
 Each message says what was found, what was expected and what to do. `exit_code` is the exit code of the command line.
 """

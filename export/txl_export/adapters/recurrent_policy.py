@@ -61,7 +61,8 @@ def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
     if shape is None:
         raise UsageError(
             f"a {type(module).__name__} is no recurrent policy known here: rsl_rl's (with memory_a, or obs_normalizer, "
-            "rnn and mlp), rl_games' (with a2c_network) or sb3-contrib's (with lstm_actor); write a StepSpec for it"
+            "rnn and mlp), rl_games' (with a2c_network), sb3-contrib's (with lstm_actor), skrl's or a plain one; write "
+            "a StepSpec for it"
         )
     starts = config.get(STARTS, shape.starts)
 

@@ -93,7 +93,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
 }
 """Types of the functions' arguments, by the names that libcuda exports; cuda.h hides most suffixes _v2 from C."""
 
-NEWEST = "CUDA 11.4"
+OLDEST = "CUDA 11.4"
 """The oldest version of CUDA that has all these functions: cuGraphInstantiateWithFlags is new in it."""
 SPAWN = "load models in the child only, or start children by multiprocessing's spawn instead of fork"
 """Advice for CUDA in forked processes."""
@@ -240,7 +240,7 @@ def _function(library: Any, name: str) -> Callable[..., int]:
         else:
             function = getattr(library, name)
     except AttributeError:
-        raise BackendError(f"{CUDA_DRIVER} has no {name}, expected a driver of {NEWEST} or newer; update it") from None
+        raise BackendError(f"{CUDA_DRIVER} has no {name}, expected a driver of {OLDEST} or newer; update it") from None
     return function
 
 
