@@ -18,7 +18,7 @@ FORMATS = (".png", ".svg")
 
 
 def check_plot(path: Path) -> None:
-    """Refuse a picture that cannot be written, before anything is measured.
+    """Check that a picture can be written to a path; commands call this before they measure.
 
     Raises:
         UsageError: the suffix is not in `FORMATS`, the folder does not exist, or the path is not a plain file.
