@@ -140,7 +140,7 @@ class FeedForward(nn.Module):
         self.norm = nn.LayerNorm(d_model, eps=1e-5)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Transform x [B, L, D], row by row, to [B, L, D]. For example, [2, 5, 32]."""
+        """Transform each row of x [B, L, D]; return [B, L, D]. For example, [2, 5, 32]."""
         normed: Tensor = self.norm(x + self.outer(functional.relu(self.inner(x))))
         return normed
 
@@ -153,7 +153,7 @@ class Layer(nn.Module):
         self.attention, self.feed_forward = attention, feed_forward
 
     def forward(self, x: Tensor, memory: Tensor, distances: Tensor) -> Tensor:
-        """Carry x [B, L, D] one layer up. For example, [2, 5, 32]."""
+        """Return the layer's result [B, L, D] for its input x [B, L, D]. For example, [2, 5, 32]."""
         result: Tensor = self.feed_forward(self.attention(x, memory, distances))
         return result
 

@@ -58,7 +58,7 @@ class SelectiveState(nn.Module):
         # share exp(log_decay[t] - log_decay[s]), which is `left`.
         log_decay = torch.cumsum(-step * self.decay.exp()[:, None], -1)
         past = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
-        left = torch.where(past, log_decay[..., :, None] - log_decay[..., None, :], -1e4).exp()  # [B, heads, L, L]
+        left = torch.where(past, log_decay[..., :, None] - log_decay[..., None, :], -1e4).exp()  # left [B, heads, L, L]
         written = step[..., None] * values
         inside = (left * (queries @ keys.mT)[:, None]) @ written
         before = log_decay.exp()[..., None] * (queries[:, None] @ state.mT)

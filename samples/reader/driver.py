@@ -91,7 +91,7 @@ class Driver:
         return {"nll": to_json(score(self.stream, from_json(r["tokens"]), r.get("counts")))}
 
     def generate(self, r: Request) -> Reply:
-        """Feed prompts and draw tokens; return these and their log-probabilities."""
+        """Feed prompts and draw tokens; return the drawn tokens and their log-probabilities."""
         way = {name: r[name] for name in ("temperature", "top_k", "top_p", "seed") if r.get(name) is not None}
         tokens, logprobs = generate(self.stream, from_json(r["tokens"]), r["count"], r.get("counts"), **way)
         return {"tokens": to_json(tokens), "logprobs": to_json(logprobs)}

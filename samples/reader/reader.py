@@ -313,7 +313,7 @@ class Stream:
         return rows
 
     def reset(self, rows: Sequence[int] | None = None) -> None:
-        """Reset some sequences, or all."""
+        """Reset the given sequences, or all for None, to their first state."""
         rows = self._sequences(rows, alone=False)
         if rows:
             self._put(rows, self._fresh(len(rows)))
