@@ -171,7 +171,7 @@ def panels(found: Measurement) -> list[Callable[[Any], None]]:
             colors = ["tab:blue" if row.competitor == BUNDLE else "tab:gray" for row in rows]
             late = [[0.0] * len(rows), [row.ms.p90 - row.ms.p50 for row in rows]]
             axes.barh([row.competitor for row in rows], [row.ms.p50 for row in rows], color=colors, xerr=late)
-            end = 1.3 * max(row.ms.p50 for row in rows)  # an error bar may extend beyond the picture, a bar may not
+            end = 1.3 * max(row.ms.p50 for row in rows)  # an error bar may reach beyond the picture, but a bar may not
             for row in rows:
                 text = f" {row.ms.p50:.3g} ms" + ("" if row.competitor == BUNDLE else f", {row.ratio:.2g}×")
                 axes.text(min(row.ms.p90, end), row.competitor, text, va="center")

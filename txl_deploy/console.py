@@ -172,7 +172,7 @@ def facts_table(facts: Mapping[str, object]) -> Table:
 
 
 def rows_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> Table | Text:
-    """Make a plain table, with numbers aligned to the right. If it is too wide, every row becomes a table of its own.
+    """Make a plain table with numbers aligned to the right. If the table is too wide, each row becomes its own table.
 
     If only the first column lacks room, so that its cells would take three lines, each first cell gets a line of its
     own, with the other cells of the row below it.

@@ -109,7 +109,7 @@ def _explain(error: BaseException) -> int:
     if isinstance(error, OSError | MemoryError):
         message = f"{type(error).__name__}: {error}".removesuffix(": ")
         return _fail(f"{message}; expected the machine to have room and rights for this", 2)
-    # typer reports wrong use so; its own copy of click has no stable name from which to import the error's class
+    # this is wrong use, reported by typer, whose copy of click has no stable name from which to import the class
     if hasattr(error, "format_message"):
         message = error.format_message().rstrip(".").replace(": Value error, ", ": ")
         see = " See" if message.endswith("?") else "; see"
@@ -129,7 +129,7 @@ def _with_place(error: BaseException) -> str:
 
 
 def _broken_package(error: BaseException) -> str:
-    """Return the name of the package of others whose import raised an error.
+    """Return the name of the third-party package whose import raised an error.
 
     The name is "" if the error arose outside such an import, or if the machine or the user ended the import.
     """

@@ -93,7 +93,7 @@ def _print_chains(chains: Sequence[Chain]) -> None:
 
 
 def _inexact(tensors: Mapping[str, Tensor]) -> list[Tensor]:
-    """Return the tensors whose errors are measured, without exact tensors, whose different values are counted."""
+    """Return the tensors whose errors are measured; of exact tensors, e.g. integers, different values are counted."""
     return [tensor for tensor in tensors.values() if not tensor.exact]
 
 

@@ -44,8 +44,8 @@ def filling(manifest: Manifest, stream: Stream | None, seed: int = 0) -> Iterato
     """Yield random segments of the longest length until the state is full.
 
     If memory rows are counted, there are enough segments to fill the memory, and one more. Otherwise the state is full
-    when its shapes stop changing: `stream` shows them, on which the caller runs every segment. For example, {"ids":
-    [4, 64]} is a segment.
+    when its shapes stop changing; the caller runs every segment on `stream`, whose state shows the shapes. For example,
+    {"ids": [4, 64]} is a segment.
     """
     longest, shapes, same = manifest.segment_lengths[0], list[tuple[int, ...]](), 0
     counted = -(-manifest.memory_length // longest) + 1 if manifest.can.count_rows else None

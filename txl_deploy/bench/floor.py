@@ -46,7 +46,7 @@ def floor_of(bundle: Bundle, length: int, saved: int = 0) -> dict[str, int]:
       small constants that are stored in the graphs do not count;
     * state: the state of all sequences, with the largest number of rows that it can have.
 
-    `saved` is the number of bytes that an engine saves by rounding matrices; the weights count without it.
+    `saved` is the number of bytes that an engine saves by rounding matrices; the weights are counted without them.
     """
     m = bundle.manifest
     if not is_transformer_xl(m):

@@ -64,9 +64,9 @@ def available_cores() -> int:
 
 
 def come_to_rest(patience: float = PATIENCE) -> bool:
-    """Sleep until no thread of this process is busy; return False if one is still busy after `patience` seconds.
+    """Sleep until no thread of this process is busy; return False if a thread is busy after `patience` seconds.
 
-    This looks at processor time instead of waiting for a fixed time, because engines spin for different times.
+    The function looks at processor time instead of waiting for a fixed time, because engines spin for different times.
     """
     until = time.perf_counter() + patience
     while True:
@@ -131,7 +131,7 @@ def time_slice(work: Work, seconds: float, numbers: count[int] | None = None) ->
     for _ in range(WARM_UP_CALLS):
         work(next(numbers))
         if time.perf_counter() > warm:
-            break  # if a call takes longer than a turn, one is enough to warm up
+            break  # if a call takes longer than a turn, one call is enough to warm up
     samples: list[int] = []
     until = time.perf_counter_ns() + int(seconds * 1e9)
     started = time.perf_counter_ns()

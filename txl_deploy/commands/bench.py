@@ -120,7 +120,7 @@ def _measured(
 
 
 def _tell(display: Display, names: tuple[str, ...], left_out: dict[str, str], new: dict[str, str], asked: bool) -> None:
-    """Warn of competitors that were left out; raise UsageError if the user named some and none of them can run."""
+    """Warn of competitors that were left out; raise UsageError if the user named competitors and none can run."""
     if asked and len(left_out) == len(names):
         name, why = next(iter(left_out.items()))
         raise UsageError(f"--against {name}: {why}; expected one that can run here, or none")
@@ -145,7 +145,7 @@ def _makers(
     threads: int,
     listener: Display,
 ) -> tuple[dict[str, Maker], dict[str, str]]:
-    """Return makers of the competitors that can run here, and for each competitor that cannot the reason."""
+    """Return makers of the competitors that can run here, and the reason for each competitor that cannot."""
     if source is not None:
         from txl_deploy.bench.competitors.own_module import own_competitors
 

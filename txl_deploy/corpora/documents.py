@@ -11,7 +11,7 @@ from txl_runtime.types import Ids
 
 
 def spelled(path: Path) -> str:
-    """Write a path for results and messages; bytes that are not UTF-8 are escaped."""
+    """Return a path as text for results and messages; bytes that are not UTF-8 are escaped."""
     return os.fsencode(path).decode(errors="backslashreplace")
 
 

@@ -87,7 +87,7 @@ class Corpus:
                 self.left_out += 1
 
     def name(self, file: Path) -> str:
-        """Name a file's documents by the file's path in the folder; bytes that are not UTF-8 are escaped."""
+        """Return the name of a file's documents: its path in the folder, with bytes that are not UTF-8 escaped."""
         return spelled(file.relative_to(self.path) if file != self.path else Path(file.name))
 
     def size(self) -> int:

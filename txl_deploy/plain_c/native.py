@@ -36,9 +36,9 @@ RAISED = 128
 
 @dataclass
 class Packed:
-    """A model's constants for a C file; where a constant is used, the index of its array in `arrays` stands, or None.
+    """A model's constants for a C file: `arrays` holds them, and other attributes hold indices in `arrays`, or None.
 
-    It is a `Taker` of the native engine: its methods get the weights one by one.
+    This class is a `Taker` of the native engine: its methods get the weights one by one.
 
     Attributes:
         shape: the model's sizes, and choices such as the precision.

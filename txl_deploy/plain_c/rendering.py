@@ -26,7 +26,7 @@ FLAGS = "-O3 -march=native -fassociative-math -fno-signed-zeros -fno-trapping-ma
 NATIVE_FLAGS = "-O3 -march=native -ffp-contract=fast -fno-trapping-math -fno-math-errno"
 """Compiler flags for a Transformer-XL's native step: the compiler keeps the order of sums that the source gives."""
 ALIGNED = 64
-"""Number of bytes: in a file of weights, each weight begins at a multiple of it."""
+"""In a file of weights, each weight begins at a multiple of this number of bytes."""
 TYPES = WEIGHTS | {np.dtype(np.int8): "int8_t", np.dtype(np.int32): "int32_t"}
 """Types of weights, and their names in C."""
 TOLD = ("trainer", "normaliser", "clip_actions", "rescale_actions", "clip_observations", "rest")
@@ -248,7 +248,7 @@ def _cast(value: str, ctype: str, shape: Sequence[int], read: bool) -> str:
 
 
 def _distinct(names: Iterable[str], model: str) -> dict[str, str]:
-    """Return a name in C for each of the bundle's names. Names in C differ even in capitals, and none is taken."""
+    """Return a name in C for each of the bundle's names: none is in `_TAKEN`, and no two differ only in capitals."""
     names_in_c: dict[str, str] = {}
     own = re.compile(rf"(read|start|weight|{model})_|(u?int|idx|size)\w*_t$")
     for name in names:

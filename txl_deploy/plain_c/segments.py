@@ -16,11 +16,11 @@ from txl_runtime.types import Array, Ids
 from txl_deploy.plain_c.step import PlainStep
 
 MIXED = 48
-"""Number of segments of all kinds that follow the segments that fill the memory."""
+"""Number of segments of all kinds (whole, short, idle, reset) after the segments that fill the memory."""
 STEADY = 8
 """Number of consecutive segments in which inputs that may be flags are 0, then are 1, then are random."""
 FILLING = 64, 2000
-"""Number of whole segments if the bundle counts no memory rows, and maximum number if it does."""
+"""Number of whole segments that fill a state without memory rows, and maximum number that fill memory rows."""
 
 
 class Segment(NamedTuple):

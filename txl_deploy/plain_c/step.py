@@ -131,7 +131,7 @@ def _source(manifest: Manifest, update: str, length: int) -> Program:
 
 
 def _whole_start(state: StateTensor, initial: Array) -> Array:
-    """Broadcast a state's initial value, as `initial_values` has it, to the whole tensor's shape."""
+    """Broadcast a state's initial value, as `initial_values` returns it, to the whole tensor's shape."""
     if initial.ndim and state.update == "rolled":  # `initial` is one memory row
         initial = initial.reshape(state.axes.sizes(1, 1))
     elif initial.ndim:  # `initial` is one sequence's state, and may lack leading axes

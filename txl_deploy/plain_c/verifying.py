@@ -35,7 +35,7 @@ COUNTER = "counter "
 """Prefix of a counter's role in the dictionary of states, e.g. "counter fill"."""
 FILL = COUNTER + "fill"
 WHOLE = 64
-"""Number of bytes to whose multiple the size of the stack is rounded up."""
+"""The size of the stack is rounded up to a multiple of this number of bytes."""
 
 
 class Verified(NamedTuple):

@@ -41,7 +41,7 @@ SHARES = tuple(step / 20 for step in range(1, 20))
 """Values that are tried for T, and for a W that is the same at all positions: 0.05 … 0.95."""
 BOUNDS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 KEPT = 0.98
-"""Share of the gate's gain that has to remain: if no bound is given, the largest of `BOUNDS` that keeps it is taken."""
+"""Share of the gate's gain that has to remain: if no bound is given, the largest bound with this share is taken."""
 LEAST_LIKELY = 1e-20
 """Minimum probability of a token in a loss, because neither the model nor a neighbour may expect the token."""
 WIDTH, ROUNDS, ROWS, RATE = 64, 30, 512, 2e-3

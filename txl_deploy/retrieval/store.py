@@ -78,7 +78,7 @@ class Store:
         neighbours: K.
         temperature: T.
         weight: W, or the gate that computes it for each position.
-        columns: the columns of the rows that the model's programs return which are the feature.
+        columns: the feature's columns in the rows that the model's programs return.
 
     Attributes:
         feature: the kind of feature in the store's rows.
@@ -179,7 +179,7 @@ class Store:
         return rows[:, self._columns]
 
     def nearest(self, features: Floats) -> tuple[Ids, NDArray[np.float64]]:
-        """Return the tokens after the nearest rows, int32 [n, K], and squared distances [n, K], infinite if no row.
+        """Return the tokens after the nearest rows, int32 [n, K], and squared distances [n, K], infinite without a row.
 
         For example, ([[5, 9]], [[0.5, 2.0]]) for one row and K 2.
 

@@ -39,7 +39,7 @@ class Columns:
         return bool(self._parts["tokens"])
 
     def add(self, entries: Sequence[tuple[object, ...]]) -> None:
-        """Add entries (token, log-probability, most probable tokens, offset), with `ids` also their two ids columns."""
+        """Add entries: tuples with a value for each column, e.g. (token, log-probability, most probable, offset)."""
         if entries:
             for part, column in zip(self._parts.values(), zip(*entries, strict=True), strict=True):
                 part.append(msgspec.json.encode(column)[1:-1])

@@ -53,7 +53,7 @@ async def completions(request: Request) -> Response:
 
 
 async def chat(request: Request) -> Response:
-    """POST /v1/chat/completions: refused with advice, because many clients try this address first."""
+    """POST /v1/chat/completions: refuse the request with advice, because many clients try this address first."""
     advice = "a bundle has no chat template, expected a text that goes on; put the messages into one prompt, and use "
     raise ApiError(404, f"{advice}POST /v1/completions", code="no_chat_template")
 

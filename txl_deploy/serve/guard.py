@@ -38,7 +38,7 @@ class Guard:
         self._app, self._service, self._log = app, service, log
         token = service.settings.token
         self._token = None if token is None else _digest(token.encode())
-        # A foreign page does not know the token. If there is no token, the Host header tells requests of foreign pages.
+        # A foreign page does not know the token. If there is no token, its requests are known by their Host header.
         alone = service.settings.local or (service.settings.loopback and token is None)
         self._hosts = (*LOCAL, service.settings.host.lower()) if alone else None
 

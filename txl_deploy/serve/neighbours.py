@@ -36,7 +36,7 @@ class NeighboursBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /v1/neighbours.
 
     Attributes:
-        prompt: the tokens before the predicted one, as text or ids.
+        prompt: the tokens before the predicted token, as text or ids.
         alternatives, neighbours: the wanted number of most probable tokens, and of nearest neighbours.
     """
 

@@ -41,11 +41,11 @@ from txl_deploy.serve.supervision import tell_manager
 BACKLOG = 2048
 """Maximum number of connections that the system keeps before they are accepted."""
 CONNECTIONS = 512
-"""Number of open connections from which on requests get status 503."""
+"""Number of open connections at which further requests get status 503."""
 KEEP_ALIVE = 30
 """Seconds for which a connection stays open after an answer without a new request."""
 HEADER_BYTES = 1 << 15
-"""Maximum size of a request line and headers in bytes, 32 KiB, until they are complete."""
+"""Maximum size in bytes, 32 KiB, of a request line and headers that are not complete yet."""
 LAST_WORDS = 2
 """Seconds for sending the last answers after the last request has ended."""
 LOOK = 0.02

@@ -14,7 +14,7 @@ from txl_runtime.bundle.tables import Input, Output
 from txl_deploy.triton.inside import tables
 
 QUEUE_DELAY = 300
-"""Microseconds for which the server waits for requests of more sequences, to run them in one step."""
+"""Microseconds for which the server waits for requests of further sequences, to run all of them in one step."""
 
 SESSIONS = 1024
 """Maximum number of conversations of a generating model at once; the runtime parks conversations without a row."""

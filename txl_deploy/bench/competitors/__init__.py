@@ -25,7 +25,7 @@ NAMES = ("torch", "torch-kv")
 
 
 def competitors(names: tuple[str, ...], model: Model, threads: int) -> tuple[dict[str, Maker], dict[str, str]]:
-    """Return makers of the competitors in `names`, and for each competitor that cannot run here the reason.
+    """Return makers of the competitors in `names`, and the reason for each competitor that cannot run here.
 
     The competitors have the bundle's weights. PyTorch is set to `threads` threads.
 

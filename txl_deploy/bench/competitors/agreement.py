@@ -28,8 +28,8 @@ def compared(
 ) -> tuple[list[Competitor], dict[str, Agreement], dict[str, str]]:
     """Make competitors and compare each with the bundle.
 
-    Return the competitors that ran, whose states are full; their agreement by name; and for each name that failed the
-    reason.
+    Return the competitors that ran, whose states are full; their agreement by name; and the reason for each name that
+    failed.
 
     Raises:
         CheckError: a competitor does not compute the same as the bundle.
@@ -84,7 +84,7 @@ def agree(bundle: BundleCompetitor, other: Competitor, model: Model) -> Agreemen
 
 
 class _Distributions:
-    """The comparison of log-probabilities: largest difference, and mean divergence of segments, in nats.
+    """The comparison of log-probabilities in nats, by their largest difference and by the mean KL divergence.
 
     Attributes:
         first, last: lengths of the segments that are compared before and after the state is filled.

@@ -17,11 +17,11 @@ from torch.nn import functional as F
 from txl_deploy.bench.competitors.shared_layers import Eager, SharedLayers
 
 KEPT = 5
-"""Maximum number of tables that are kept, and of masks: few, as each length is used only once while memory fills."""
+"""Maximum number of cached tables, and of cached masks: while memory fills, each length is used only once."""
 Join = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""A function: (index of a layer, its new keys, its new values [B, H, L, d_head]) → (keys, values) with the memory's."""
+"""A function (index of a layer, its new keys, its new values [B, H, L, d_head]) → keys and values of all rows."""
 Place = Callable[[Tensor], Tensor]
-"""A function: scores with a column per distance, [B, H, L, distances] → per key, [B, H, L, K], -inf for hidden keys."""
+"""A function (scores per distance [B, H, L, distances]) → scores per key [B, H, L, K], -inf for hidden keys."""
 
 
 class KeyValue(Eager):

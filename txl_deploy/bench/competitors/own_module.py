@@ -121,7 +121,7 @@ class CompiledSteps(TorchSteps):
 def own_competitors(
     names: tuple[str, ...], source: str | Adapted, weights: str | None, model: Model, threads: int, listener: Listener
 ) -> tuple[dict[str, Maker], dict[str, str]]:
-    """Return makers of the competitors in `names`, and for each competitor that cannot run here the reason.
+    """Return makers of the competitors in `names`, and the reason for each competitor that cannot run here.
 
     PyTorch is set to `threads` threads.
 

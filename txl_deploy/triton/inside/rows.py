@@ -29,7 +29,7 @@ class Rows:
     def __init__(self, stream: Stream, most: int) -> None:
         self.count = stream.batch_size
         self._stream, self._most = stream, max(most, self.count)
-        self._rows: dict[Hashable, int | None] = {}  # the longest idle sequence first; None if its state is in `_aside`
+        self._rows: dict[Hashable, int | None] = {}  # the longest idle first; None if the state is in `_aside`
         self._aside: dict[Hashable, RowState] = {}
         self._free = list(range(self.count))
 
