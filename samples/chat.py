@@ -1,8 +1,8 @@
-"""A chat in the terminal: the model goes on from every line, and remembers all that was said.
+"""A chat in the terminal: the model continues every line, and remembers the whole conversation.
 
     python samples/chat.py demo/model.txl --stop "def "
 
-`/save FILE` and `/load FILE` keep the memory in a file. Ctrl-C ends a reply, and at the prompt the program.
+`/save FILE` and `/load FILE` keep the memory in a file. Ctrl-C ends a reply; at the prompt it ends the program.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import txl_runtime
 
 def reply(stream: txl_runtime.Stream, line: str, options: argparse.Namespace) -> None:
     """Print a continuation of a line; afterwards the memory holds the line and every drawn token."""
-    asked: list[int] = []  # checked between tokens: an interrupt inside a step could lose a token that was fed
+    asked: list[int] = []  # Ctrl-C is noted and obeyed between tokens: inside a step it could lose a token
     before = signal.signal(signal.SIGINT, lambda number, _: asked.append(number))
     try:
         drawn = stream.generate(
@@ -37,7 +37,7 @@ def reply(stream: txl_runtime.Stream, line: str, options: argparse.Namespace) ->
 
 
 def obey(stream: txl_runtime.Stream, line: str, options: argparse.Namespace) -> None:
-    """Run a command line such as `/save FILE`; print the reason if it fails."""
+    """Run a line such as `/save FILE`, or reply to a line without a command; print the reason if this fails."""
     command, _, path = line.partition(" ")
     try:
         if command == "/save":
@@ -57,7 +57,7 @@ if __name__ == "__main__":
     parser.add_argument("--temperature", type=float, default=0.7, help="0 for the most probable (default: %(default)s)")
     parser.add_argument("--stop", action="append", default=[], help="text that ends a reply; may be given repeatedly")
     options = parser.parse_args()
-    # memory may hold bytes that are no text
+    # the user may type, and the model may draw, bytes that are no text
     for file, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "replace")):
         if isinstance(file, io.TextIOWrapper):
             file.reconfigure(errors=errors)

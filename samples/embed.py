@@ -1,9 +1,9 @@
-"""A torch-free application that streams from a bundle and remembers across runs.
+"""An application without torch that continues a text with a bundle, and remembers the texts of earlier runs.
 
     python samples/embed.py demo/model.txl "def main(" --state memory.safetensors
 
-Reads the text on through the memory of earlier runs, prints a continuation as it is drawn, and saves the memory again.
-Needs numpy, msgspec, safetensors and onnxruntime: `pip install '.[cpu]'` in a checkout of this project.
+It restores the memory of earlier runs, reads the text, prints a continuation while it is drawn, and saves the memory.
+It needs numpy, msgspec, safetensors and onnxruntime: `pip install '.[cpu]'` in a checkout of this project.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import txl_runtime
 
 
 def main() -> int:
-    """Run the sample."""
+    """Continue the text of the command line; return the exit code."""
     parser = argparse.ArgumentParser(description="Continue a text with a bundle, remembering earlier runs.")
     parser.add_argument("bundle")
     parser.add_argument("text")
@@ -38,7 +38,7 @@ def main() -> int:
         if arguments.state:
             stream.snapshot().save(arguments.state)
     except BrokenPipeError:
-        sys.stderr.close()  # the reader of the output has closed it
+        sys.stderr.close()  # the program that read the output has closed it
         return 141
     except txl_runtime.TxlError as error:
         print(f"error: {error}", file=sys.stderr)

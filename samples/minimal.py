@@ -1,12 +1,13 @@
-"""txl-deploy on one screen: a model that carries its memory from step to step, run with NumPy and ONNX Runtime alone.
+"""txl-deploy on one screen: runs a model that carries its memory from step to step, with NumPy and ONNX Runtime only.
 
     python samples/minimal.py samples/tiny.txl "def main("
 
 A bundle is a folder. `manifest.json` lists the programs, which are ONNX files, and the states that each reads and
 returns. A step runs one program and keeps the states that it returned for the next step; so a Transformer-XL carries
 its memory over a text of any length. `txl_runtime` does this for every kind of state, checks what it reads, and runs
-several sequences at once; docs/bundle-format.md has the rules. The tokens here are those of `generate` with the same
-seed, of `txl_runtime.load(BUNDLE, update="rolled")`: memory in new arrays, where the ring, the default, is faster.
+several sequences at once; docs/bundle-format.md has the rules. The tokens drawn here equal those of `generate` with
+the same seed, if `txl_runtime.load(BUNDLE, update="rolled")` opens the bundle: its programs return the memory in new
+arrays. The programs of the default, the ring, are faster.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Minimal:
 
     Attributes:
         memory: keys and values of each layer, {"memory.layers.00.key": float32 [1, heads, M, head size], …}.
-        rows, fill: M, and the number of rows that are there; they stand last.
+        rows, fill: number of memory rows, M, and number of filled rows; these stand last.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -36,7 +37,7 @@ class Minimal:
             manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
         except OSError:
             manifest = {"batch_size": 0}
-        wanted = {"kind": "logprobs", "segment_length": 1, "update": "rolled"}  # one token in, memory in and out
+        wanted = {"kind": "logprobs", "segment_length": 1, "update": "rolled"}  # reads one token, returns the memory
         programs = [entry for entry in manifest.get("programs", ()) if wanted.items() <= entry.items()]
         if manifest["batch_size"] != 1 or not programs:
             raise SystemExit(f"{folder}: expected a bundle of one sequence that returns log-probabilities of bytes")
@@ -49,14 +50,14 @@ class Minimal:
         self.rows, self.fill = self.states[0]["shape"][self.states[0]["row_axis"]], 0
 
     def step(self, token: int) -> NDArray[np.float32]:
-        """Read one token and return the log-probabilities of the one behind it, float32 [V].
+        """Read one token and return the log-probabilities of the next token, float32 [V].
 
-        After `step(ord("d"))` entry `ord("e")` is log p("e" | all that was read, "d").
+        For example, after `step(ord("d"))` entry `ord("e")` is log p("e" | all that was read, "d").
         """
         inputs = {
-            "tokens": np.array([[token]], np.int32),  # [B, L]
-            "valid": np.array([1], np.int32),  # how many of the L positions count
-            "fill": np.array([self.fill], np.int32),  # how many rows the attention may see
+            "tokens": np.array([[token]], np.int32),  # one sequence of one token, [B, L]
+            "valid": np.array([1], np.int32),  # number of tokens of each sequence, at most L
+            "fill": np.array([self.fill], np.int32),  # number of memory rows that the attention may see
         }
         names: list[str] = [output["name"] for output in self.program["outputs"]]
         outputs = dict(zip(names, self.session.run(names, inputs | self.memory), strict=True))
@@ -67,7 +68,7 @@ class Minimal:
 
 
 def draw(model: Minimal, prompt: bytes, count: int, temperature: float, seed: int) -> Iterator[int]:
-    """Read a prompt, then yield `count` tokens, each drawn from the distribution after the one before."""
+    """Read a prompt, then yield `count` tokens, each drawn from the distribution after the previous token."""
     random: Any = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(0,))))
     for token in prompt:
         logprobs = model.step(token)

@@ -39,32 +39,32 @@ from rich.table import Column, Table
 from torch import Tensor, nn
 from torch.nn import functional
 
-# After every step: the share of the run that is done, the steps, the bits per byte (smoothed), the bytes per second.
+# A function called after every step with: finished share of the run, steps, smoothed bits per byte, bytes per second.
 Report = Callable[[float, int, float, float], None]
 
 VOCABULARY = 256
 EVALUATION_SEGMENT = 64  # one length for every evaluation, so that only the memory differs between them
-EVALUATION_STREAMS = 16  # the evaluated text is cut into this many parallel streams, for speed alone
+EVALUATION_STREAMS = 16  # number of parallel streams of the evaluated text, only for speed
 RESTART = 32  # training segments after which the streams start again from an empty memory
 FILES = ("model.pt", "heldout.txt", "vocabulary.json")
-# Installed packages, test data, and generated tables, none of which read like the library itself.
+# Folders of installed packages, test data and generated tables: their text does not read like the library's.
 SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "encodings", "pydoc_data"}
 
 
 def native_bfloat16() -> bool:
-    """Say whether this processor multiplies bfloat16 itself; where it does not, bfloat16 is slower than float32."""
+    """Return True if this processor has instructions for bfloat16; without them, bfloat16 is slower than float32."""
     known: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     return any(known.get(name, False) for name in ("avx512_bf16", "amx_bf16"))
 
 
 def flag(default: Any, text: str) -> Any:
-    """Describe one field of Options, and with it one flag of the command line."""
+    """Return a field of `Options` with a default and a help text; each field is also a flag of the command line."""
     return dataclasses.field(default=default, metadata={"help": text})
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The model to train, and how long. The defaults suit four minutes on two cores."""
+    """Sizes of the model, and of its training. The defaults suit four minutes on two cores."""
 
     minutes: float = flag(4.0, "time to train for")
     steps: int = flag(0, "train for this many steps instead, however long they take; 0: use the minutes")
@@ -82,7 +82,7 @@ class Options:
     bfloat16: bool = flag(native_bfloat16(), "multiply in bfloat16 while training; the weights stay float32")
 
     def __post_init__(self) -> None:
-        """Refuse options that cannot be trained, before anything is read."""
+        """Refuse options with which no model can be trained."""
         zero_allowed = {"seed", "steps", "bfloat16"}
         for name, value in dataclasses.asdict(self).items():
             if value < 0 or (value == 0 and name not in zero_allowed) or not math.isfinite(value):
@@ -94,7 +94,7 @@ class Options:
 
 
 class Attention(nn.Module):
-    """Causal attention over the memory and the segment, with positions given as distances."""
+    """Causal attention over the memory and the segment, by content and by distance."""
 
     def __init__(self, d_model: int, heads: int, content_bias: nn.Parameter, position_bias: nn.Parameter) -> None:
         super().__init__()
@@ -102,11 +102,11 @@ class Attention(nn.Module):
         self.query, self.key, self.value, self.position, self.output = (
             nn.Linear(d_model, d_model, bias=False) for _ in range(5)
         )
-        self.content_bias, self.position_bias = content_bias, position_bias  # [H, d_head] each
+        self.content_bias, self.position_bias = content_bias, position_bias  # biases, [H, d_head] each
         self.norm = nn.LayerNorm(d_model, eps=1e-5)
 
     def forward(self, x: Tensor, memory: Tensor, distances: Tensor) -> Tensor:
-        """Attend from x [B, L, D] to memory [B, m, D] and to x itself, and give [B, L, D].
+        """Attend from x [B, L, D] to memory [B, m, D] and to x itself; return [B, L, D].
 
         ``distances`` [K, D] holds the sinusoids of the distances K-1 down to 0.
         """
@@ -114,15 +114,15 @@ class Attention(nn.Module):
         seen = torch.cat([memory, x], dim=1)
         keys = seen.shape[1]
         q = self.query(x).view(batch, length, self.heads, -1)
-        k = self.key(seen).view(batch, keys, self.heads, -1).permute(0, 2, 3, 1)  # [B, H, d_head, K]
-        v = self.value(seen).view(batch, keys, self.heads, -1).transpose(1, 2)  # [B, H, K, d_head]
-        r = self.position(distances).view(keys, self.heads, -1).permute(1, 2, 0)  # [H, d_head, K]
+        k = self.key(seen).view(batch, keys, self.heads, -1).permute(0, 2, 3, 1)  # keys [B, H, d_head, K]
+        v = self.value(seen).view(batch, keys, self.heads, -1).transpose(1, 2)  # values [B, H, K, d_head]
+        r = self.position(distances).view(keys, self.heads, -1).permute(1, 2, 0)  # distances [H, d_head, K]
         scale = q.shape[-1] ** -0.5
         content = ((q + self.content_bias) * scale).transpose(1, 2) @ k
         position = ((q + self.position_bias) * scale).transpose(1, 2) @ r
         # Column c of `position` is distance K-1-c, but key j lies at distance m+i-j from query i: row i has to move
-        # left by L-1-i. One more column per row, read back at the old row width from element L on, does just that;
-        # what wraps round from the next row lands on keys after the query, which the mask removes.
+        # left by L-1-i. To do so, each row gets one column more, and the numbers from element L on are read again as
+        # rows of the old width. Numbers of the next row land on keys after the query, which the mask removes.
         position = functional.pad(position, (1, 0)).flatten(2)[:, :, length:].view(batch, self.heads, length, keys)
         future = torch.ones(length, keys, dtype=torch.bool).triu(keys - length + 1)
         weights = (content + position).masked_fill(future, -math.inf).softmax(dim=-1)
@@ -132,7 +132,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """The position-wise half of a layer: D to d_inner and back."""
+    """The second half of a layer, which maps each row from D numbers to d_inner and back."""
 
     def __init__(self, d_model: int, d_inner: int) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ class FeedForward(nn.Module):
         self.norm = nn.LayerNorm(d_model, eps=1e-5)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Transform x [B, L, D], row by row, to [B, L, D]. For example, [2, 5, 32]."""
+        """Transform each row of x [B, L, D]; return [B, L, D]. For example, [2, 5, 32]."""
         normed: Tensor = self.norm(x + self.outer(functional.relu(self.inner(x))))
         return normed
 
@@ -153,13 +153,13 @@ class Layer(nn.Module):
         self.attention, self.feed_forward = attention, feed_forward
 
     def forward(self, x: Tensor, memory: Tensor, distances: Tensor) -> Tensor:
-        """Carry x [B, L, D] one layer up. For example, [2, 5, 32]."""
+        """Return the layer's result [B, L, D] for its input x [B, L, D]. For example, [2, 5, 32]."""
         result: Tensor = self.feed_forward(self.attention(x, memory, distances))
         return result
 
 
 class Tables(nn.Module):
-    """The rows of an embedding or of a softmax; numbered, because an adaptive one would have several."""
+    """The tables of an embedding or of a softmax. An adaptive softmax would have several, so they are in a list."""
 
     def __init__(self, tables: list[nn.Parameter], biases: list[nn.Parameter]) -> None:
         super().__init__()
@@ -172,11 +172,11 @@ class TransformerXL(nn.Module):
     def __init__(self, options: Options) -> None:
         super().__init__()
         d_model, d_head = options.d_model, options.d_model // options.heads
-        # Unit-sized rows once scaled by sqrt(D), and unit-sized logits from a normalised row.
+        # With this deviation, rows scaled by sqrt(D) and logits of a normalised row have a deviation of about 1.
         table = nn.Parameter(torch.randn(VOCABULARY, d_model) * d_model**-0.5)
         self.embedding = Tables([table], [])
-        self.softmax = Tables([table], [nn.Parameter(torch.zeros(VOCABULARY))])  # tied: the very same parameter
-        u, v = (nn.Parameter(torch.zeros(options.heads, d_head)) for _ in range(2))  # shared by the layers
+        self.softmax = Tables([table], [nn.Parameter(torch.zeros(VOCABULARY))])  # tied to the embedding's parameter
+        u, v = (nn.Parameter(torch.zeros(options.heads, d_head)) for _ in range(2))  # all layers share them
         self.layers = nn.ModuleDict(
             {
                 f"{i:02d}": Layer(Attention(d_model, options.heads, u, v), FeedForward(d_model, options.d_inner))
@@ -191,11 +191,11 @@ class TransformerXL(nn.Module):
         self.register_buffer("frequencies", 10_000 ** (-torch.arange(0, d_model, 2) / d_model), persistent=False)
 
     def empty_memory(self, streams: int) -> list[Tensor]:
-        """Give the memory before the first byte: per layer, [B, 0, D]."""
+        """Return the memory before the first byte: a tensor [B, 0, D] per layer."""
         return [torch.zeros(streams, 0, self.softmax.tables[0].shape[1]) for _ in self.layers]
 
     def forward(self, inputs: Tensor, memory: list[Tensor], memory_length: int) -> tuple[Tensor, list[Tensor]]:
-        """Give the logits [B, L, V] after each of the bytes [B, L], and the memory for the next segment.
+        """Return the logits [B, L, V] after each of the bytes [B, L], and the memory for the next segment.
 
         A layer's memory [B, m, D] is what went INTO that layer for the last m <= memory_length bytes.
         """
@@ -203,7 +203,7 @@ class TransformerXL(nn.Module):
         x = functional.embedding(inputs, table) * table.shape[1] ** 0.5
         keys = memory[0].shape[1] + inputs.shape[1]
         angles = torch.arange(keys - 1, -1, -1)[:, None] * self.get_buffer("frequencies")
-        distances = torch.cat([angles.sin(), angles.cos()], dim=1)  # [K, D]: halves, not interleaved
+        distances = torch.cat([angles.sin(), angles.cos()], dim=1)  # [K, D]: all sines, then all cosines
         memory_after = []
         for layer, rows in zip(self.layers.values(), memory, strict=True):
             seen = torch.cat([rows, x.detach()], dim=1)  # detached: no gradient flows into an earlier segment
@@ -213,7 +213,7 @@ class TransformerXL(nn.Module):
 
 
 def library_text(heldout_bytes: int) -> tuple[bytes, bytes]:
-    """Read the standard library's sources and give (training text, held-out text); no file is in both.
+    """Read the standard library's sources; return (training text, held-out text). No file is in both.
 
     The sources differ from one Python version to the next, which is why the held-out text's hash is recorded.
     """
@@ -241,14 +241,14 @@ def as_streams(text: bytes, streams: int) -> Tensor:
 
 @torch.inference_mode()
 def bits_per_byte(model: TransformerXL, text: bytes, memory_length: int, advance: Callable[[int], None]) -> float:
-    """Give the mean cost of a held-out byte, in bits, when the model keeps memory_length rows between segments.
+    """Return the mean cost of a held-out byte, in bits, when the model keeps memory_length rows between segments.
 
-    ``advance`` is told after each segment how many bytes it had.
+    After each segment, ``advance`` is called with the number of its bytes.
     """
     data = as_streams(text, EVALUATION_STREAMS)
     memory, total, count = model.empty_memory(EVALUATION_STREAMS), 0.0, 0
     for start in range(0, data.shape[1] - 1, EVALUATION_SEGMENT):
-        window = data[:, start : start + EVALUATION_SEGMENT + 1]  # the last byte is only ever a target
+        window = data[:, start : start + EVALUATION_SEGMENT + 1]  # its last byte is only a target
         logits, memory = model(window[:, :-1], memory, memory_length)
         total += functional.cross_entropy(logits.flatten(0, 1), window[:, 1:].flatten(), reduction="sum").item()
         count += window[:, 1:].numel()
@@ -257,7 +257,7 @@ def bits_per_byte(model: TransformerXL, text: bytes, memory_length: int, advance
 
 
 def fit(model: TransformerXL, text: bytes, options: Options, report: Report) -> tuple[int, float]:
-    """Train the model in place and give (steps, seconds)."""
+    """Train the model in place; return (steps, seconds)."""
     data = as_streams(text, options.streams)
     if data.shape[1] <= options.segment:
         raise ValueError(f"{len(text)} bytes of text are too few for {options.streams} streams")
@@ -265,16 +265,16 @@ def fit(model: TransformerXL, text: bytes, options: Options, report: Report) -> 
     memory, position, smooth = model.empty_memory(options.streams), 0, math.nan
     step, started, elapsed, share = 0, time.monotonic(), 0.0, 0.0
     while share < 1:
-        # A short warm-up, then half a cosine down to nothing; both follow the share of the run that is over.
+        # The learning rate rises in a short warm-up, and falls to 0 like half a cosine; both follow the finished share.
         cosine = 0.5 * (1 + math.cos(math.pi * share))
         optimizer.param_groups[0]["lr"] = options.learning_rate * min(1.0, share / 0.04) * cosine
         if position + options.segment >= data.shape[1]:
             position, memory = 0, model.empty_memory(options.streams)
-        elif step % RESTART == 0:  # generation starts from an empty memory, so training has to meet it now and then
+        elif step % RESTART == 0:  # generation starts from an empty memory, so training must include such starts
             memory = model.empty_memory(options.streams)
         window = data[:, position : position + options.segment + 1]
-        # A context per step: autocast keeps its bfloat16 copies of the weights until the context ends, and one around
-        # the whole loop would go on multiplying with the weights of the first step.
+        # One context per step: autocast keeps its bfloat16 copies of the weights until its context ends, so a context
+        # around the whole loop would always multiply with the weights of the first step.
         with torch.autocast("cpu", torch.bfloat16, enabled=options.bfloat16):
             logits, memory = model(window[:, :-1], memory, options.memory)
         loss = functional.cross_entropy(logits.float().flatten(0, 1), window[:, 1:].flatten())
@@ -293,9 +293,9 @@ def fit(model: TransformerXL, text: bytes, options: Options, report: Report) -> 
 
 
 def checkpoint(model: TransformerXL, options: Options, training: dict[str, Any]) -> dict[str, Any]:
-    """Give the txl-deploy checkpoint: plain values and float32 tensors, nothing that needs this file to be read."""
+    """Return the txl-deploy checkpoint: plain values and float32 tensors, which can be read without this file."""
     state = {name: tensor.detach().clone().contiguous() for name, tensor in model.state_dict().items()}
-    # the average makes two copies; tied weights must be one tensor
+    # `clone` made two copies of the tied weights, which must be one tensor
     state["softmax.tables.0"] = state["embedding.tables.0"]
     config = {
         "vocab_size": VOCABULARY,
@@ -332,11 +332,11 @@ def checkpoint(model: TransformerXL, options: Options, training: dict[str, Any])
 
 
 told: list[int] = []
-"""Signals that have arrived."""
+"""Numbers of the signals that have arrived."""
 
 
 def stop(number: int, frame: FrameType | None = None) -> None:
-    """End the run. The signal is remembered: Python drops an exception that comes while something is cleaned up."""
+    """Remember the signal and end the run. Python drops an exception that is raised while an object is deleted."""
     told.append(number)
     raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
@@ -351,15 +351,15 @@ class Screen(Console):
     """A terminal whose cursor is never hidden, because a run that is killed or suspended could not bring it back."""
 
     def show_cursor(self, show: bool = True) -> bool:
-        """Do nothing."""
+        """Do nothing; False says that the cursor was not changed."""
         return False
 
 
 def train(out: Path, options: Options, force: bool = False) -> dict[str, Any]:
-    """Train, evaluate and write the three files into ``out``; give the facts of the run.
+    """Train and evaluate a model, and write the three files into ``out``; return the facts of the run.
 
-    Raises FileExistsError before any training when a file is already there and ``force`` is not set. Nothing is
-    written until everything has succeeded.
+    Raises FileExistsError before any training when one of the files exists and ``force`` is not set. No file is
+    written before training and evaluation have succeeded.
     """
     existing = [name for name in FILES if (out / name).exists()]
     if existing and not force:
@@ -372,7 +372,7 @@ def train(out: Path, options: Options, force: bool = False) -> dict[str, Any]:
     screen = Screen(stderr=True)
     column = Column(
         no_wrap=True, overflow="ellipsis", max_width=max(screen.width - 32, 8)
-    )  # cut first where it is narrow
+    )  # on a narrow terminal this column is cut first
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -410,7 +410,7 @@ def train(out: Path, options: Options, force: bool = False) -> dict[str, Any]:
         "text_bytes": len(text),
         "heldout_bytes": len(heldout),
         "heldout_sha256": hashlib.sha256(heldout).hexdigest(),
-        "heldout_bits_per_byte": bits,  # by memory length
+        "heldout_bits_per_byte": bits,  # bits by memory length
         "evaluated_bytes": min(len(heldout), options.eval_bytes),
         "evaluation_seconds": time.monotonic() - started,
         "python": platform.python_version(),
@@ -433,7 +433,7 @@ def show(facts: dict[str, Any], out: Path) -> None:
     """Print the facts of a run that readers want first."""
     table = Table(title="Transformer-XL on the Python standard library", show_header=False)
     table.add_column()
-    table.add_column(overflow="fold")  # a hash or path too wide for the terminal wraps; cut short it would be useless
+    table.add_column(overflow="fold")  # wraps a long hash or path, which would be useless if cut off
     table.add_row("parameters", f"{facts['parameters']:,}")
     table.add_row("training", f"{facts['steps']:,} steps in {facts['minutes']:.2f} minutes")
     for length, bits in facts["heldout_bits_per_byte"].items():
@@ -471,7 +471,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    # otherwise the terminal would keep half a bar, and the folder half a file
+    # without this, a stopped run would leave half a bar in the terminal, and half a file in the folder
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, stop)
     sys.unraisablehook = lambda found: None if told else sys.__unraisablehook__(found)

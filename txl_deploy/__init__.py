@@ -1,1 +1,1 @@
-"""txl-deploy: the command line."""
+"""The command line of txl-deploy."""

@@ -1,4 +1,4 @@
-"""`python -m txl_deploy`."""
+"""Run the command line for `python -m txl_deploy`."""
 
 from txl_deploy.main import main
 

@@ -1,4 +1,4 @@
-"""Show a measurement: as plain data, as tables, as one line, or as a picture."""
+"""Show a measurement as plain data, as tables, as one line, or as a picture."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _place(model: str, machine: Machine, held: str, conditions: Conditions) -> d
 
 
 def _held(conditions: Conditions) -> str:
-    """Write the shapes of the state; if it has more than 4 tensors, only their number."""
+    """Return the shapes of the state's tensors as text, or only their number if there are more than 4."""
     shapes = [f"{name} {' × '.join(map(str, shape))}" for name, shape in conditions.state.items()]
     return ", ".join(shapes) if len(shapes) <= 4 else f"{len(shapes)} tensors"
 
@@ -103,7 +103,7 @@ def _short(value: float | None) -> str:
 
 
 def _other_facts(measurement: Measurement) -> dict[str, object]:
-    """Return the figures that are measured only once (Python, loading, memory), and cautions about the rest."""
+    """Return the figures that are measured only once (Python, loading, memory), agreement, and cautions."""
     if measurement.memory_form is None:
         shortest = min(row.segment_length for row in measurement.rows)
         facts = _once(measurement, f"step of L {shortest}", "result", "long and short segments")
@@ -133,7 +133,7 @@ def _once(measurement: Measurement, step: str, first: str, ran: str) -> dict[str
         )
         if python.put is not None:
             facts[f"launches per {step}"] = f"{python.put:.1f} µs to put it in, {python.put / python.step:.1%} of it"
-    # device_floors is empty on the CPU
+    # on the CPU, there are no device_floors
     for name, floor in zip(("measured", "stated"), measurement.device_floors, strict=False):
         facts[f"floor by {name} speed, computed"] = _floor(floor)
     if (load := measurement.load) is not None:
@@ -161,7 +161,7 @@ def _floor(floor: DeviceFloor) -> str:
 
 
 def panels(found: Measurement) -> list[Callable[[Any], None]]:
-    """Return a function per kind of work, which draws milliseconds per competitor and the shortest possible time."""
+    """Return a function per task, which draws each competitor's milliseconds and the shortest possible time."""
     read, held = found.machine.read_gb_per_second, "state" if found.memory_form is None else "memory"
 
     def panel(rows: list[Row]) -> Callable[[Any], None]:
@@ -171,7 +171,7 @@ def panels(found: Measurement) -> list[Callable[[Any], None]]:
             colors = ["tab:blue" if row.competitor == BUNDLE else "tab:gray" for row in rows]
             late = [[0.0] * len(rows), [row.ms.p90 - row.ms.p50 for row in rows]]
             axes.barh([row.competitor for row in rows], [row.ms.p50 for row in rows], color=colors, xerr=late)
-            end = 1.3 * max(row.ms.p50 for row in rows)  # an error bar may extend beyond the picture, a bar may not
+            end = 1.3 * max(row.ms.p50 for row in rows)  # an error bar may reach beyond the picture, but a bar may not
             for row in rows:
                 text = f" {row.ms.p50:.3g} ms" + ("" if row.competitor == BUNDLE else f", {row.ratio:.2g}×")
                 axes.text(min(row.ms.p90, end), row.competitor, text, va="center")

@@ -1,4 +1,4 @@
-"""Print for the command line: progress and warnings on stderr, results on stdout, numbers as curves."""
+"""Print for the command line: progress and warnings on stderr, results on stdout, and series of numbers as bars."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from txl_deploy import stopping
 from txl_deploy.terminal import Messages
 
 _WHOLE = 12
-"""Maximum number of characters of a cell that is never cut; a table's longer cells may be cut."""
+"""Maximum width, in characters, of a cell that is never folded; longer cells may be folded."""
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Characters that a terminal acts on: control characters, line ends, changes of direction; and surrogates."""
+"""Characters that a terminal obeys (control characters, line ends, changes of direction), and surrogates."""
 
 
 def plain(text: str, kept: str = "") -> str:
@@ -51,10 +51,10 @@ stdout = _Plain()
 
 
 class Bar(progress.Progress):
-    """A progress bar on stderr, if the cursor can move; messages appear above it, and results do not disturb it."""
+    """A progress bar on stderr, if the cursor can move. Messages appear above the bar; results do not disturb it."""
 
     def __init__(self, *columns: progress.ProgressColumn) -> None:
-        # the width that the other columns of the bar leave
+        # 30 is the width of all columns except the title's
         room = Column(no_wrap=True, overflow="ellipsis", max_width=max(stderr.width - 30, 8))
         title = progress.TextColumn("{task.description}", markup=False, table_column=room)
         draws = stderr.is_terminal and not stderr.is_dumb_terminal and stderr.file.isatty()
@@ -74,10 +74,11 @@ class Bar(progress.Progress):
 class Display:
     """A listener that draws the stages of long work on stderr: elapsed time, and a bar if the number of steps is known.
 
-    It is a `txl_runtime.listener.Listener`. If stderr is not a terminal, or a dumb one, each finished stage is a line.
+    It is a `txl_runtime.listener.Listener`. If stderr is no terminal, or a dumb terminal, each finished stage is a
+    line.
 
     Args:
-        of_bytes: True if steps are bytes: the share and the remaining time are then shown instead of their number.
+        of_bytes: True if steps are bytes: the display shows a share and the remaining time in place of their number.
     """
 
     def __init__(self, of_bytes: bool = False) -> None:
@@ -103,7 +104,7 @@ class Display:
         self._task = self._progress.add_task(plain(title), total=total)
 
     def advance(self, steps: float = 1) -> None:
-        """Count steps of the stage as done."""
+        """Count `steps` more steps of the stage as done."""
         self._progress.advance(self._task, steps)
 
     def warn(self, message: str) -> None:
@@ -123,7 +124,7 @@ class Display:
 
 
 def print_json(document: object) -> None:
-    """Print one JSON document on stdout, in UTF-8 for any terminal; characters that a terminal acts on are escaped."""
+    """Print one JSON document on stdout, always in UTF-8; characters that a terminal obeys are escaped."""
     try:
         data = msgspec.json.encode(document)
     except UnicodeEncodeError:  # file names may be any bytes, but JSON texts may not
@@ -135,7 +136,7 @@ def print_json(document: object) -> None:
 
 
 def _in_json(character: str) -> str:
-    """Escape a character in JSON's notation, which keeps the text the same; line ends belong to the layout."""
+    """Escape a character in JSON's notation, so that readers get the same text; line ends are layout, and stay."""
     return character if character == "\n" else json.dumps(character)[1:-1]
 
 
@@ -171,7 +172,7 @@ def facts_table(facts: Mapping[str, object]) -> Table:
 
 
 def rows_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> Table | Text:
-    """Make a plain table, with numbers aligned to the right. If it is too wide, every row becomes a table of its own.
+    """Make a plain table with numbers aligned to the right. If the table is too wide, each row becomes its own table.
 
     If only the first column lacks room, so that its cells would take three lines, each first cell gets a line of its
     own, with the other cells of the row below it.
@@ -204,7 +205,7 @@ def rows_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: 
 def _beneath(
     columns: Sequence[str], texts: Sequence[Sequence[Text]], numbers: Sequence[bool], widths: Sequence[int]
 ) -> Text:
-    """Put the first cell of every row on a line of its own, and the other cells below it, in columns of `widths`."""
+    """Put the first cell of every row on a line of its own, and the row's other cells on the next line, in columns."""
     headings = [Text(heading.strip(), style="bold") for heading in columns]
     lines = [Text("")] if columns[0].startswith("\n") else []
     for name, *others in (headings, *texts):
@@ -215,15 +216,15 @@ def _beneath(
 
 
 def number(value: object) -> str:
-    """Write a measured number with three digits, None as a dash, and any other value as it is."""
+    """Return a number as text with three digits, None as a dash, and any other value unchanged as text."""
     return "–" if value is None else f"{value:.3g}" if isinstance(value, int | float) else str(value)
 
 
 def curve(values: Sequence[float], title: str, rows: int = 6, width: int = 64) -> str:
     """Draw values as bars of text, in their order; the highest bar is the largest finite value.
 
-    An infinite value or NaN is a column of ! from top to bottom. Values that are all 0 are a line of words. On a narrow
-    terminal there are fewer bars, each of more values.
+    An infinite value or NaN is a column of ! from top to bottom. If all values are 0, the result is a sentence. On a
+    narrow terminal there are fewer bars, and each bar is the largest of several values.
     """
     if not values:
         return ""

@@ -12,10 +12,10 @@ from txl_runtime.installing import pip_line
 
 
 def require(verb: str, extra: str, *needed: str) -> None:
-    """Check that the packages of an extra that a verb needs are installed.
+    """Check that the `needed` packages of an extra are installed, without which a verb does not run.
 
     Raises:
-        BackendError: a package is missing; the message says how to install it.
+        BackendError: a package is missing; the message says how to install the extra.
     """
     if missing := [name for name in needed if find_spec(name) is None]:
         raise BackendError(f"{verb} needs {', '.join(missing)}, not installed here; {pip_line(extra)}")
@@ -27,10 +27,10 @@ def require_export(verb: str) -> None:
 
 
 def lean_heap() -> None:
-    """Make glibc give large blocks back to the system as soon as they are freed; other C libraries are unchanged.
+    """Make glibc return blocks from 1 MiB to the system as soon as they are freed; other C libraries are unchanged.
 
-    By default glibc learns to keep freed blocks of up to 32 MB on its heap, where blocks of PyTorch and of the engine
-    alternate, so that freed memory cannot be used again.
+    By default glibc learns to keep freed blocks of up to 32 MB on its heap. On this heap, blocks of PyTorch and of the
+    engine alternate, so that freed memory cannot be used again.
     """
     m_mmap_threshold, bytes_from = -3, 1 << 20
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None

@@ -1,4 +1,4 @@
-"""Show an ONNX file that was made elsewhere: inputs, outputs, states, and nodes that forget between calls."""
+"""Show an ONNX file that this project did not make: inputs, outputs, states, and nodes that forget between calls."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def print_graph(facts: GraphFacts) -> None:
     for note in _notes(facts):
         stdout.print(f"\n{note}")
     if facts.command:
-        stdout.print(f"\n{facts.command}", soft_wrap=True)  # not wrapped, so that it can be copied
+        stdout.print(f"\n{facts.command}", soft_wrap=True)  # soft_wrap adds no line ends, so that users can copy it
 
 
 def _notes(facts: GraphFacts) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Lay out `--help`: options in groups, and names never cut, even in a narrow terminal."""
+"""Lay out the texts of `--help`: options in groups, and names that are never cut, even in a narrow terminal."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ class Command(TyperCommand):
     """A verb whose help has a section for every group of options."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the arguments and the options."""
+        """Write the arguments and the groups of options."""
         _write(formatter, _groups(self, ctx))
 
 
 class Group(TyperGroup):
-    """The group of all verbs; `help VERB` is the same as `VERB --help`."""
+    """The command that has all verbs; `help VERB` shows the same as `VERB --help`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments before the verb, after turning `help VERB` into `VERB --help`."""
@@ -69,7 +69,7 @@ class Group(TyperGroup):
 
 
 def _groups(command: Any, ctx: Any) -> dict[str, list[tuple[str, str]]]:
-    """Return (name, description) of a command's parameters, by title: arguments, ungrouped options, then the groups."""
+    """Return a command's parameters as (name, description), by title of the section: arguments, options, groups."""
     named = GROUPS.get(command.name, {})
     titles = {f"--{name}": title for title, names in named.items() for name in names.split()}
     groups: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Arguments", "Options", *named)}
@@ -93,10 +93,10 @@ def _groups(command: Any, ctx: Any) -> dict[str, list[tuple[str, str]]]:
 
 
 def _write(formatter: Any, groups: dict[str, list[tuple[str, str]]]) -> None:
-    """Write the sections, with columns of the same width in all of them."""
+    """Write a section for each group, with columns of the same width in all sections."""
     most = min(_NAMES, formatter.width // 3)
     room = max((len(name) for rows in groups.values() for name, _ in rows if len(name) <= most), default=most)
-    # in all other cases typer checks whether the output is a terminal
+    # if neither variable is set, typer checks whether the output is a terminal
     plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
     shown = str if plain else partial(typer.style, bold=True)
     for title, rows in groups.items():

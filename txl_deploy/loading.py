@@ -1,4 +1,4 @@
-"""Load a bundle in a command, which has a process of its own."""
+"""Load a bundle in a command, whose process does nothing else."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from txl_runtime.bundle.manifest import Manifest
 SETTINGS = {-3: 2**25, -1: 2**26}
 """Values for glibc's M_MMAP_THRESHOLD and M_TRIM_THRESHOLD, the same that glibc sets after a block of 32 MiB is freed.
 
-Without the second, a block of 1 MB that is freed and allocated again would go back to the system each time.
+Without M_TRIM_THRESHOLD, a block of 1 MB that is freed and allocated again would go back to the system each time.
 """
 
 
 def load_alone(bundle: Path, backend: str = "auto", threads: int | None = None) -> txl_runtime.Model:
-    """Load a bundle as `txl_runtime.load` does, with its matrices adjacent in memory, so that they fill more large
-    pages.
+    """Load a bundle as `txl_runtime.load` does, with matrices adjacent in memory, so that they fill more large pages.
 
-    Otherwise the C library maps each matrix separately: 96 MB of a model were then in large pages, and 144 MB with
-    these settings. The settings apply to the whole process, so `txl_runtime.load` leaves them to the application.
+    Without `SETTINGS`, the C library maps each matrix separately: 96 MB of a model were in large pages, and 144 MB with
+    `SETTINGS`. They apply to the whole process, so `txl_runtime.load` leaves them to the application.
 
     Raises:
         TxlError: the errors of `txl_runtime.load`.
@@ -36,12 +35,13 @@ def load_alone(bundle: Path, backend: str = "auto", threads: int | None = None) 
 
 
 def absent_backends(reasons: Mapping[str, str], manifest: Manifest) -> dict[str, str]:
-    """Return why backends do not run here: {"not rtx": reason} for each backend that was built into the bundle.
+    """Return the reasons why backends do not run here: {"not rtx": reason} for each backend with engines in the bundle.
 
-    All backends that were not built share one entry: {"not built": "tensorrt, cuda; --json says why"}.
+    All backends without engines in the bundle share one entry: {"not built": "tensorrt, cuda; --json says why"}.
 
     Args:
-        reasons: by backend; "" for one that runs.
+        reasons: for each backend, the reason why it does not run here; "" if it does.
+        manifest: the bundle's manifest.
     """
     absent = {name: why for name, why in reasons.items() if why}
     built = [

@@ -28,7 +28,7 @@ COMPLETION = "_TXL_DEPLOY_COMPLETE"
 OWN = ("txl_deploy", "txl_export", "txl_engines", "txl_report", "txl_runtime", "__main__")
 """This project's packages."""
 COMMAND_LINE = ("typer", "rich")
-"""Packages that only the command line needs: the extra `cli`, which applications that embed the runtime leave out."""
+"""Packages of the extra `cli`, which only the command line needs; applications that embed the runtime lack them."""
 
 
 def main() -> NoReturn:
@@ -44,7 +44,7 @@ def main() -> NoReturn:
 
 
 def _lacks(missing: list[str]) -> int:
-    """Print how to install the command line, without importing the missing packages; return the exit code."""
+    """Print that packages are missing and how to install them, without importing them; return the exit code."""
     from txl_runtime.installing import pip_line
 
     line = (
@@ -72,7 +72,7 @@ def _run() -> int:
         if isinstance(error, SystemExit) and (COMPLETION in os.environ or "-completion" in "".join(sys.argv[1:2])):
             return int(error.code or 0)
         return _stopped() or _explain(error)
-    # typer turns some interrupts into an exit code
+    # typer turns some interrupts into an exit code, so the signal is asked first
     return (_stopped() or code) if isinstance(code, int) and code else 0
 
 
@@ -85,7 +85,7 @@ def _has_lost_its_reader(error: BaseException | None) -> bool:
 
 def _explain(error: BaseException) -> int:
     """Report the error that ended the run in one line, even if it is a defect of this program."""
-    # first, because what is imported below may need the broken package
+    # checked first, because the modules that are imported below may need the broken package
     if (package := _broken_package(error)) and not os.environ.get(TRACEBACK):
         return _fail(
             f"the package {package} cannot be imported: {_with_place(error)}; expected one that works here; install it "
@@ -96,7 +96,7 @@ def _explain(error: BaseException) -> int:
     from typer import Abort
 
     if isinstance(error, TxlError):
-        # these line ends are the error's own: those in quoted texts are escaped
+        # only the error itself has line ends: in the texts that it quotes, line ends are escaped
         line, _, more = str(error).partition("\n")
         code = _fail(line, error.exit_code, getattr(error, "details", {}))
         if more:
@@ -109,7 +109,7 @@ def _explain(error: BaseException) -> int:
     if isinstance(error, OSError | MemoryError):
         message = f"{type(error).__name__}: {error}".removesuffix(": ")
         return _fail(f"{message}; expected the machine to have room and rights for this", 2)
-    # Wrong use, reported by typer; its own copy of click has no stable name from which to import the class.
+    # this is wrong use, reported by typer, whose copy of click has no stable name from which to import the class
     if hasattr(error, "format_message"):
         message = error.format_message().rstrip(".").replace(": Value error, ", ": ")
         see = " See" if message.endswith("?") else "; see"
@@ -129,8 +129,9 @@ def _with_place(error: BaseException) -> str:
 
 
 def _broken_package(error: BaseException) -> str:
-    """Return the third party's package during whose import an error arose; "" if it arose elsewhere, or if the machine
-    or the user ended the import.
+    """Return the name of the third-party package whose import raised an error.
+
+    The name is "" if the error arose outside such an import, or if the machine or the user ended the import.
     """
     if not isinstance(error, Exception) or isinstance(error, OSError | MemoryError):
         return ""

@@ -53,7 +53,7 @@ def _loss(nll: float | None) -> str:
 
 
 def _order(ranks: Ranks) -> str:
-    """Summarise the ranks of PyTorch's best tokens, near-ties included; shares are rounded down: 100 % means all."""
+    """Summarise the ranks of PyTorch's best tokens, near-ties included. Shares are rounded down, so 100 % means all."""
 
     def share(part: int, whole: int) -> str:
         return f"{part * 10_000 // whole / 100:g} %"
@@ -93,7 +93,7 @@ def _print_chains(chains: Sequence[Chain]) -> None:
 
 
 def _inexact(tensors: Mapping[str, Tensor]) -> list[Tensor]:
-    """Return the tensors with measured errors; of exact tensors, the table counts the values that differ."""
+    """Return the tensors whose errors are measured; of exact tensors, e.g. integers, different values are counted."""
     return [tensor for tensor in tensors.values() if not tensor.exact]
 
 

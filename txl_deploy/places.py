@@ -12,7 +12,7 @@ def refuse_inside(out: Path, *places: Path) -> None:
     """Refuse an output path that is inside, or equal to, one of the inputs.
 
     Raises:
-        UsageError: `out` is in one of the folders `places`, or is one of these files.
+        UsageError: `out` is one of `places`, or lies inside one of these folders.
     """
     for place in places:
         with contextlib.suppress(OSError):

@@ -18,7 +18,7 @@ FORMATS = (".png", ".svg")
 
 
 def check_plot(path: Path) -> None:
-    """Refuse a picture that cannot be written, before anything is measured.
+    """Check that a picture can be written to a path; commands call this before they measure.
 
     Raises:
         UsageError: the suffix is not in `FORMATS`, the folder does not exist, or the path is not a plain file.
@@ -33,7 +33,7 @@ def check_plot(path: Path) -> None:
 
 
 def draw(path: Path, panels: list[Callable[[Any], None]]) -> None:
-    """Write a picture of several panels, one below the other; each function draws into one panel's matplotlib axes."""
+    """Write a picture of panels, one below the other; each function of `panels` draws into the axes of one panel."""
     figure = import_module("matplotlib.figure").Figure(figsize=(9, 3.2 * len(panels)), layout="constrained")
     for axes, panel in zip(figure.subplots(len(panels), squeeze=False)[:, 0], panels, strict=True):
         panel(axes)

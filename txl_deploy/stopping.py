@@ -1,7 +1,7 @@
 """Stop a run by signals: a signal raises an exception, so that unfinished files are removed, and is recorded.
 
-It is recorded because a library may drop the exception: ONNX Runtime does so while it is imported, and Python if the
-signal arrives during a clean-up.
+The signal is recorded because its exception may be dropped: by ONNX Runtime while it is imported, and by Python if the
+signal arrives while an object is deleted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def listen() -> None:
 
 
 def finish() -> None:
-    """Ignore interrupts from now on, because all output is written.
+    """Ignore interrupts from now on; call this when all output is written.
 
     Python handles no signal while libraries are unloaded, so a late interrupt would kill the process.
     """

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 LEAST, MOST = 20, 1000
-"""Smallest and largest number of columns for which output is laid out: fewer would cut names, more only take memory."""
+"""Smallest and largest width in columns for which output is laid out: less would cut names, more only takes memory."""
 _SIZE = re.compile("0*[1-9][0-9]{0,10}")
-"""Accepted values of a terminal's size in an environment variable; 0 would mean unknown."""
+"""Pattern of a terminal's size in an environment variable; other values, such as 0 for an unknown size, are removed."""
 
 
 def settle() -> None:
@@ -61,10 +61,10 @@ def lossy(stream: IO[str]) -> Iterator[None]:
 
 
 class Messages:
-    """Standard error for messages; if it can no longer be written, messages are dropped and the work goes on.
+    """Standard error for messages. If writing to it fails, messages are dropped and the work goes on.
 
-    Messages go to the stream with which the run began. While rich draws a bar, it replaces sys.stderr with a stream
-    that prints on the bar's console, and the console writes here.
+    Messages go to the stream with which the run began. While rich draws a bar, it replaces sys.stderr by a stream that
+    prints on the bar's console, and the console writes to this object.
     """
 
     stream = sys.stderr

@@ -1,4 +1,4 @@
-"""`txl-deploy inspect BUNDLE --check`: try a bundle in a limited process, with streams of all sequences and of one."""
+"""`txl-deploy inspect BUNDLE --check`: try a bundle in a limited process, with all its sequences and with one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from txl_runtime.types import Arrays, Call
 from txl_runtime.update_rules import usable_updates
 
 OPENING = "(opening)"
-"""Stands in place of a program's name in the row for opening all graphs of an update rule."""
+"""Text in place of a program's name, for the trial that opens all graphs of an update rule."""
 
 
 class TriedProgram(Struct, frozen=True):
@@ -45,10 +45,10 @@ class TriedProgram(Struct, frozen=True):
 
 
 def try_bundle(path: Path, manifest: Manifest, bounds: Bounds, listener: Listener) -> list[TriedProgram]:
-    """Run streams of zeros, with all sequences and with one, in a limited process; nothing runs in this process.
+    """Run streams of zeros, with all sequences and with one, in a limited process; no graph runs in this process.
 
-    For each length, a stream begins with segments of that length until no new sizes appear, and then uses each other
-    length. The softmax runs only for the last positions, so other numbers of rows are not tried.
+    For each length, a stream begins with segments of that length until no new sizes appear, and runs segments of every
+    other length afterwards. The softmax runs only for the last positions, so other numbers of rows are not tried.
 
     Raises:
         BundleError: a trial ended the process; the message names program, sizes and cause.
@@ -72,7 +72,7 @@ def try_bundle(path: Path, manifest: Manifest, bounds: Bounds, listener: Listene
 
 
 class Nothing(Engine):
-    """An engine that runs nothing: a stream's results are uninitialised, or zeros of the trial's sizes."""
+    """An engine that runs no graph: a stream's results are uninitialised, or zeros in the sizes that the trial had."""
 
     description, least_rows = "", 1
 

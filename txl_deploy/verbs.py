@@ -27,7 +27,7 @@ VERBS = {
     "report": "Make a page that shows what a bundle is and what proves it: one file that loads nothing.",
     "bench": "Measure decoding, prefill and scoring with full memory, competitors in turns; load time and memory.",
 }
-"""Every verb with its line in `txl-deploy --help`, which is also the first line of its function's docstring."""
+"""Every verb with its line in `txl-deploy --help`, which is also the first line of the docstring of its `run`."""
 
 
 class _Verbs(Group):

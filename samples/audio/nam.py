@@ -1,9 +1,9 @@
-"""Amplifiers and effects as `.nam` files of Neural Amp Modeler: WaveNet and LSTM, one channel, blocks of any size.
+"""Reads an amplifier or effect from a `.nam` file of Neural Amp Modeler: a WaveNet or an LSTM of one channel.
 
     txl-deploy export samples/audio/nam.py:build --weights amp.nam -o amp.txl
 
-The file is JSON: `architecture`, `config`, `weights` (one list of numbers) and `sample_rate`. Of a file with several
-sizes of one model (SlimmableContainer) the largest is taken. States start at rest, as they are after a long silence.
+The file is JSON: `architecture`, `config`, `weights` (one list of numbers) and `sample_rate`. If it holds several
+sizes of one model (SlimmableContainer), the largest is exported. States begin as they are after a long silence.
 Sources: "The current specification" of neural-amp-modeler's documentation and the page "WaveNet Computation
 Walkthrough" of NeuralAmpModelerCore, files of version 0.5 to 0.7.
 """
@@ -25,7 +25,7 @@ from txl_runtime.errors import UsageError
 SAMPLE_RATE = 48000.0
 """Samples per second if the file does not name a rate."""
 LENGTHS = (64, 8, 1)
-"""Segment lengths into which blocks of any size can be cut."""
+"""Segment lengths in samples. A block of any size can be cut into segments of these lengths."""
 ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
     "Tanh": torch.tanh,
     "Hardtanh": functional.hardtanh,
@@ -40,19 +40,19 @@ REFUSED = (
     *("head1x1", "conv_pre_film", "conv_post_film", "input_mixin_pre_film", "input_mixin_post_film"),
     *("activation_pre_film", "activation_post_film", "layer1x1_post_film", "head1x1_post_film"),
 )
-"""Parts of a layer that a file may switch on; a file that does is refused."""
+"""Optional parts of a layer that this module does not compute: a file that switches one of them on is refused."""
 MOST_PAST = 1 << 18
-"""Maximum number of samples that a layer may look back, 5 s at 48 kHz: a number in the file decides this memory."""
+"""Maximum number of samples that a layer may look back, 5 s at 48 kHz, so that no file makes a state of any size."""
 
 MOST_LAYERS = 64
-"""Maximum number of layers: a number in the file decides it, before weights are compared."""
+"""Maximum number of an LSTM's layers: they are made before the number of weights in the file is checked."""
 
 
 class Conv(nn.Module):
-    """A convolution over rows, [B, T, n] → [B, T, m]; the rows that it reads before the first are a state.
+    """A convolution over rows, [B, T, n] → [B, T, m]. Its state holds the earlier rows that the first new row needs.
 
     Attributes:
-        past: number of these rows, (kernel - 1) · dilation.
+        past: number of the state's rows, (kernel - 1) · dilation.
         name: the state's name, which is the path of this module.
     """
 
@@ -65,8 +65,9 @@ class Conv(nn.Module):
         self.bias = nn.Parameter(torch.zeros(given)) if bias else None
 
     def forward(self, x: Tensor, states: dict[str, Tensor]) -> Tensor:
-        """Run over new rows [B, L, channels]; the state in `states` becomes the newest rows, e.g. [1, 2, 4] for a
-        kernel of 3.
+        """Convolve new rows [B, L, channels], and replace the state in `states` by the newest rows.
+
+        For example, the state is [1, 2, 4] for 4 channels and a kernel of 3.
         """
         length = x.shape[1]
         if self.past:
@@ -78,9 +79,9 @@ class Conv(nn.Module):
         return result if self.bias is None else result + self.bias
 
     def read(self, values: Tensor) -> dict[str, Tensor]:
-        """Return the parameters as a state dict, from a file's order [m][n][kernel] and then the bias.
+        """Return the parameters as a state dict. A file stores the weights in the order [m][n][kernel], then the bias.
 
-        For example, 4 channels in and out with a kernel of 3 take 48 numbers, and 4 for the bias.
+        For example, 4 channels in and out with a kernel of 3 have 48 weights and 4 numbers of bias.
         """
         size = self.weight.numel()
         parameters = {"weight": values[:size].reshape(self.shape).permute(2, 1, 0).reshape(self.weight.shape)}
@@ -88,7 +89,10 @@ class Conv(nn.Module):
 
 
 class Layer(nn.Module):
-    """A dilated convolution, the input beside it, an activation, and a projection that is added to what went in."""
+    """A layer: a dilated convolution of its rows plus the projected samples, an activation, and a projection.
+
+    The result of the projection is added to the layer's rows.
+    """
 
     def __init__(self, of: Mapping[str, Any], number: int) -> None:
         super().__init__()
@@ -106,7 +110,7 @@ class Layer(nn.Module):
         self.gate = None if gate == "none" else _activation(second)
 
     def forward(self, x: Tensor, samples: Tensor, states: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the rows for the next layer, and those for the head. For example, [1, 64, 4] twice."""
+        """Return the rows for the next layer and the rows for the head, e.g. [1, 64, 4] each."""
         result = self.conv(x, states) + self.mixin(samples, states)
         if self.gate is None:
             result = self.activation(result)
@@ -117,7 +121,7 @@ class Layer(nn.Module):
 
 
 class LayerArray(nn.Module):
-    """Layers of one width; their outputs for the head are summed and projected."""
+    """Layers of one width, with a head that projects the sum of the layers' outputs."""
 
     def __init__(self, of: Mapping[str, Any]) -> None:
         super().__init__()
@@ -137,7 +141,7 @@ class LayerArray(nn.Module):
 
 
 class WaveNet(nn.Module):
-    """Arrays of layers in sequence; each array's head continues from the head before it."""
+    """Arrays of layers in sequence; the head of an array also gets the result of the previous array's head."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
@@ -151,7 +155,7 @@ class WaveNet(nn.Module):
                 part.name = name
 
     def forward(self, samples: Tensor, states: dict[str, Tensor]) -> Tensor:
-        """Run over new samples, [B, L] → [B, L]; `states` has the past of each convolution, and gets the next one.
+        """Run new samples, [B, L] → [B, L], and replace each convolution's state in `states` by the next one.
 
         For example, [1, 64] → [1, 64].
         """
@@ -169,14 +173,14 @@ class WaveNet(nn.Module):
         return scaled[..., 0]
 
     def states(self) -> dict[str, tuple[int, int]]:
-        """Return rows and width of each convolution's past, for convolutions that have one."""
+        """Return (rows, width) of the state of each convolution that has one, by name."""
         convs = [part for part in self.modules() if isinstance(part, Conv)]
         return {conv.name: (conv.past, conv.shape[1]) for conv in convs if conv.past}
 
     def read(self, values: Tensor) -> dict[str, Tensor]:
-        """Return a file's numbers as a state dict: the convolutions' in their order, and the scale.
+        """Return a file's numbers as a state dict: the numbers of each convolution in turn, and last the scale.
 
-        For example, a tensor [13802] of a standard model.
+        For example, the numbers of a standard model are a tensor [13802].
         """
         parameters, place = {"scale": values[-1:]}, 0
         for name, part in self.named_modules():
@@ -189,7 +193,7 @@ class WaveNet(nn.Module):
 
 
 def _each(of: Mapping[str, Any], key: str, number: int, default: Any = None) -> Any:
-    """Return a layer's value from an array's config, which holds one value for all layers or a list."""
+    """Return a layer's value from an array's config, which holds one value for all layers or a list with one each."""
     value = of.get(key, default)
     return value[number] if isinstance(value, list) else value
 
@@ -203,7 +207,7 @@ def _activation(activation: Any) -> Callable[[Tensor], Tensor]:
 
 
 class Lstm(nn.Module):
-    """An LSTM over samples; the file has the states `h` and `c` [layers, H] to begin with."""
+    """An LSTM over samples. The file also holds the first states `h` and `c`, [layers, H] each."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
@@ -218,7 +222,7 @@ class Lstm(nn.Module):
         self.register_buffer("c", torch.zeros(layers, width))
 
     def forward(self, samples: Tensor, states: dict[str, Tensor]) -> Tensor:
-        """Run over new samples, [B, L] → [B, L]; `states` has h and c [layers, B, H], and gets the next ones.
+        """Run new samples, [B, L] → [B, L], and replace h and c [layers, B, H] in `states` by the next ones.
 
         For example, [1, 64] → [1, 64].
         """
@@ -229,7 +233,7 @@ class Lstm(nn.Module):
     def read(self, values: Tensor) -> dict[str, Tensor]:
         """Return a file's numbers as a state dict.
 
-        A file has of each layer the matrix of input and hidden side by side, one bias, h and c; then the head's. For
+        A file holds for each layer one matrix (columns of the input, then of h), one bias, h and c; then the head. For
         example, one layer of input 1 and hidden size 3 has 4 · 3 · (1 + 3) numbers in its matrix, and 12 in its bias.
         """
         layers, width = self.lstm.num_layers, self.lstm.hidden_size
@@ -261,7 +265,7 @@ class Lstm(nn.Module):
 
 
 def build(weights: str | None) -> StepSpec:
-    """Return the step of a `.nam` file: `input` and `output` [B, L], with states at rest."""
+    """Return the step of a `.nam` file: samples `input` and `output` [B, L], and states after a long silence."""
     if weights is None:
         raise UsageError("no file is given, expected one of Neural Amp Modeler; give --weights amp.nam")
     try:
@@ -299,12 +303,12 @@ def _step(module: Any, inputs: dict[str, Any], states: dict[str, Any]) -> tuple[
 
 
 def _stored(name: str) -> bool:
-    """Return True if `.nam` files have this tensor: they store the sum of an LSTM's two biases, as the first."""
+    """Return True if `.nam` files hold this tensor. They hold no second bias of an LSTM, as the first is the sum."""
     return "bias_hh" not in name
 
 
 def count(name: str, value: Any) -> int:
-    """Return a size from a file's config; refuse one that is no positive integer or too large."""
+    """Return a size from a file's config; refuse a value that is no positive integer."""
     if type(value) is not int or value < 1:
         raise UsageError(f"{name} is {value!r}, expected a whole number from 1")
     return value

@@ -1,6 +1,6 @@
-"""Write a `.nam` file with random weights: `python random_nam.py standard amp.nam`, in place of a training.
+"""Write a `.nam` file with random weights, which needs no training: `python random_nam.py standard amp.nam`.
 
-Sizes are those of Neural Amp Modeler's trainer, WaveNets and one LSTM. It makes a noise, and no amplifier's.
+The WaveNets have the sizes of Neural Amp Modeler's trainer; `lstm` writes an LSTM. Neither sounds like an amplifier.
 """
 
 import json
@@ -21,8 +21,9 @@ WAVENETS: dict[str, Any] = {
 
 
 def wavenet(channels: tuple[int, ...], dilations: tuple[list[int], ...], seed: int = 0) -> dict[str, Any]:
-    """Return the content of a file with a WaveNet: arrays of layers with a width and dilations each, and kernels of
-    3.
+    """Return the content of a file with a WaveNet whose kernels have 3 rows.
+
+    Each array of layers has one entry of `channels`, its width, and one of `dilations`, a dilation for each layer.
     """
     draws, layers, weights, before = np.random.default_rng(seed), [], [np.zeros(0)], 1
 
@@ -41,13 +42,13 @@ def wavenet(channels: tuple[int, ...], dilations: tuple[list[int], ...], seed: i
             draw(width, width, 3)
             weights.append(draws.standard_normal(width) / 10)
             draw(width, 1)
-            # fan-in of 4 × width in place of width: what a layer adds to its rows stays small
+            # scaled as if there were 4 × width inputs, so that each layer adds little to its rows
             draw(width, 4 * width)
             weights[-1] = weights[-1][: width * width]
             weights.append(draws.standard_normal(width) / 20)
         draw(head, width)
         before = width
-    weights += [np.array([0.05, 0.02])]  # the last head's bias, and the scale of the output
+    weights += [np.array([0.05, 0.02])]  # the bias of the last head, and the scale of the output
     return _file("WaveNet", {"layers": layers, "head": None, "head_scale": 0.02}, weights)
 
 

@@ -1,8 +1,8 @@
-"""Runs a policy at its own rate: `python control.py policy.txl [SECONDS]`.
+"""Runs a policy at the rate of its training: `python control.py policy.txl [SECONDS]`.
 
-Connect your sensors and motors in `observe` and `act`. The rate is the one in the training's folder, else 50 Hz. Each
-period ends at a fixed time of the clock, so that a slow step does not delay later ones. A period whose step ends too
-late is counted, whether the system woke the loop late or the step was long; both counts are printed.
+Connect your sensors and motors in `observe` and `act`. The rate is in the bundle if the training's folder named it;
+else it is 50 Hz. Each period ends at a fixed time of the clock, so a slow step does not delay later periods. A period
+is late if its step ends after it, because the system woke the loop late or because the step was long.
 """
 
 import sys
@@ -18,11 +18,11 @@ def observe(size: int) -> "np.ndarray[tuple[int, int], np.dtype[np.float32]]":
 
 
 def act(actions: "np.ndarray[tuple[int, ...], np.dtype[np.float32]]") -> None:
-    """Give the motors their targets, e.g. [1, 12]."""
+    """Send targets to the motors, e.g. [1, 12] for 12 motors."""
 
 
 def main(bundle: str, seconds: float = 5.0) -> None:
-    """Run for some seconds; print the share of a period that a step took, and the number of late periods."""
+    """Run the policy for `seconds`; print the longest step, the latest waking, and the number of late periods."""
     model = txl_runtime.load(bundle, threads=1)
     stream, (seen, *others), (given, *_) = model.stream(1), model.manifest.given, model.manifest.outputs
     rest = {entry.name: np.zeros(entry.sizes(1, 1), entry.dtype) for entry in others}

@@ -4,11 +4,12 @@
     txl-deploy export samples/own/changed_transformer_xl.py:build --weights xl.pt --vocabulary bytes.json -o xl.txl
     txl-deploy generate xl.txl --prompt "def main(" --max-new-tokens 200
 
-It reads bytes of the standard library's sources. `--train` also writes bytes.json, the vocabulary, beside the weights.
+The model reads bytes of the standard library's sources. `--train` also writes the vocabulary, bytes.json, beside the
+weights.
 
-The memory always has MEMORY rows. How many of them are filled is a state as well, and a mask hides the others: so the
-graph is the same from the first step on, and every sequence may start when it likes. The module takes `valid`, how many
-bytes of each sequence count, so sequences of different length can be fed together.
+The memory always has MEMORY rows. The number of filled rows is a second state, and a mask hides the empty rows: so the
+graph is the same from the first step on, and a sequence may start at any step. The module takes `valid`, the number of
+bytes of each sequence that count, so that sequences of different length can be fed together.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ LAYERS, WIDTH, HEADS, MEMORY, SEGMENT, BYTES = 2, 128, 4, 96, 128, 256
 
 
 class Gate(nn.Module):
-    """A GRU's gates in place of the residual sum (arXiv 1910.06764)."""
+    """The gates of a GRU, which replace the residual sum (arXiv 1910.06764)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +58,7 @@ def rotate(x: Tensor, positions: Tensor) -> Tensor:
 
 
 class Layer(nn.Module):
-    """Attention over memory and segment, then a feed-forward half, each behind a gate."""
+    """Attention over memory and segment, then a feed-forward network; a gate mixes each result with its input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +72,7 @@ class Layer(nn.Module):
         self.gates = nn.ModuleList(Gate() for _ in range(2))
 
     def forward(self, x: Tensor, memory: Tensor, visible: Tensor) -> Tensor:
-        """Run a layer on x [B, L, D] and its memory.
+        """Run the layer on x [B, L, D] and its memory, of which each position sees the rows where `visible` is True.
 
         For example, [2, 5, 32] → [2, 5, 32] with a memory [2, 16, 32].
         """
@@ -87,7 +88,7 @@ class Layer(nn.Module):
 
 
 class GatedXL(nn.Module):
-    """The language model: bytes and memory in, scores of the next byte and memory out."""
+    """The language model: it takes bytes and memory, and returns scores of the next byte and the new memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,18 +102,18 @@ class GatedXL(nn.Module):
         x, below = self.embedding(tokens), []
         places = torch.arange(MEMORY + tokens.shape[1])
         written = places >= MEMORY - fill[:, None, None, None]
-        visible = written & (places <= places[MEMORY:, None])  # [B, 1, L, M + L]
+        visible = written & (places <= places[MEMORY:, None])  # bool [B, 1, L, M + L]
         for layer, rows in zip(self.layers, memory, strict=True):
             below.append(x)
             x = layer(x, rows, visible)
-        # The memory advances by the rows that count, and does not keep padding.
+        # Each sequence's memory advances by its `valid` rows, so that it keeps no padding.
         places_kept = (valid[:, None] + torch.arange(MEMORY)).long()[None, :, :, None].expand_as(memory)
         memory = torch.cat([memory, torch.stack(below)], 2).gather(2, places_kept)
         return self.head(x), memory, torch.clamp(fill + valid, max=MEMORY)
 
 
 def build(weights: str | None) -> StepSpec:
-    """Return the step with names and shapes; `txl-deploy export` calls this."""
+    """Return the model with names and shapes of inputs, states and outputs; `txl-deploy export` calls this function."""
     model = GatedXL()
     if weights:
         model.load_state_dict(txl_export.read_weights(weights))
@@ -126,7 +127,7 @@ def build(weights: str | None) -> StepSpec:
 
 
 def train(seconds: float, streams: int = 8) -> GatedXL:
-    """Train on the sources that came with the interpreter."""
+    """Train for `seconds` on the sources of the standard library; return the model."""
     torch.manual_seed(0)
     text = b"".join(path.read_bytes() for path in sorted(Path(os.__file__).parent.glob("*.py")))
     data = (
@@ -152,7 +153,7 @@ def train(seconds: float, streams: int = 8) -> GatedXL:
 
 
 def main() -> None:
-    """Train."""
+    """Train, and write the weights and bytes.json."""
     parser = argparse.ArgumentParser(description="Train a changed Transformer-XL on the standard library.")
     parser.add_argument("--train", metavar="WEIGHTS", type=Path, required=True, help="write the weights to this file")
     parser.add_argument("--seconds", type=float, default=60.0, help="time to train for (default: %(default)s)")

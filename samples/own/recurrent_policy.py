@@ -4,8 +4,8 @@
     txl-deploy export samples/own/recurrent_policy.py:build --weights policy.pt -o policy.txl --batch-size 8
     python samples/own/recurrent_policy.py --run policy.txl
 
-Whoever enters one of these corridors sees a sign once, at the door. Some ten steps later the way parts, and only the
-sign said which side is right. A policy that forgets is right half of the time; the last line shows that too.
+A player walks through a corridor. A sign at its entrance says which side to take where the way parts, some ten steps
+later; it is seen only once. A policy without memory takes the correct side half of the time, as `--run` also shows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ AHEAD, LEFT, RIGHT = range(3)
 
 
 class Policy(nn.Module):
-    """Takes one observation of each sequence, returns scores of actions, values, and the LSTM's two states."""
+    """A module that takes one observation of each sequence; it returns scores of actions, values and two states."""
 
     mean: Tensor
     deviation: Tensor
@@ -39,8 +39,9 @@ class Policy(nn.Module):
         self.action, self.value = nn.Linear(WIDTH, 3), nn.Linear(WIDTH, 1)
 
     def forward(self, observation: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Run observations [B, 6] and two states [layers, B, width]; return scores [B, 3], values [B] and two
-        states.
+        """Run observations [B, 6] and the LSTM's two states [layers, B, width].
+
+        Return scores of actions [B, 3], values [B] and the two new states.
         """
         normal = (observation - self.mean) / self.deviation
         rows, (hidden, cell) = self.lstm(normal[None], (hidden, cell))
@@ -48,7 +49,7 @@ class Policy(nn.Module):
 
 
 def build(weights: str | None) -> StepSpec:
-    """Return the step with names and shapes; `txl-deploy export` calls this."""
+    """Return the model with names and shapes of inputs, states and outputs; `txl-deploy export` calls this function."""
     policy = Policy()
     if weights:
         policy.load_state_dict(txl_export.read_weights(weights))
@@ -61,7 +62,7 @@ def build(weights: str | None) -> StepSpec:
 
 
 class Corridors:
-    """Several corridors at once, each of its own length; a row that leaves one enters a new one."""
+    """Several corridors at once, with one player per row. A player who leaves a corridor enters a new one."""
 
     def __init__(self, number: int, seed: int) -> None:
         self.random = np.random.default_rng(seed)
@@ -69,13 +70,13 @@ class Corridors:
         self.enter(np.ones(number, bool))
 
     def enter(self, rows: np.ndarray[Any, Any]) -> None:
-        """Begin a new corridor in these rows. For example, `enter([True, False])` begins one in row 0."""
+        """Begin a new corridor in these rows. For example, `enter([True, False])` begins a corridor in row 0."""
         self.sign[rows] = self.random.choice([-1.0, 1.0], rows.sum())
         self.length[rows] = self.random.integers(6, 15, rows.sum())
         self.place[rows] = 0
 
     def observe(self) -> np.ndarray[Any, Any]:
-        """Return [rows, 6]: the sign, the distance walked, 1 where the way parts, light, temperature and noise."""
+        """Return observations [rows, 6]: sign, distance walked, 1 where the way parts, light, temperature and noise."""
         noise = self.random.normal(size=(3, len(self.sign)))
         sign = np.where(self.place == 0, self.sign, 0)
         parts = np.where(self.place == self.length, 1.0, 0.0)
@@ -83,14 +84,13 @@ class Corridors:
         return np.stack(columns, axis=1).astype(np.float32)
 
     def right_action(self) -> np.ndarray[Any, Any]:
-        """Return each row's action of a player who remembers the sign, e.g. [1, 0] for two rows."""
+        """Return for each row the action of a player who remembers the sign, e.g. [1, 0]: LEFT and AHEAD."""
         return np.where(self.place < self.length, AHEAD, np.where(self.sign < 0, LEFT, RIGHT))
 
     def act(self, action: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Take one action per row; return the rows that left their corridor, and those of them that left on the right
-        side.
+        """Take one action per row; return two masks: rows that left their corridor, and rows that did so correctly.
 
-        For example, ([True, False], [True, False]): row 0 left, on the right side.
+        For example, ([True, False], [True, False]): row 0 left its corridor, on the side that the sign named.
         """
         left = (action != AHEAD) | (self.place >= self.length)
         won = (action == self.right_action()) & left
@@ -100,7 +100,7 @@ class Corridors:
 
 
 def train(updates: int) -> Policy:
-    """Train to do what `right_action` does, and to predict the reward: 0.9 to the power of the remaining steps."""
+    """Train a policy to act as `right_action`, and to predict the reward: 0.9 to the power of the remaining steps."""
     torch.manual_seed(0)
     policy, number = Policy(), 64
     seen = torch.tensor(np.concatenate([corridor.observe() for corridor in (Corridors(99, seed) for seed in range(9))]))
@@ -130,20 +130,23 @@ def train(updates: int) -> Policy:
 
 
 def walk(bundle: str, steps: int, forgetful: bool = False) -> float:
-    """Run an application's control loop, without torch; return the share of corridors left on the right side."""
+    """Run an application's control loop, without torch; return the share of corridors left on the correct side.
+
+    If `forgetful`, all states are reset after every step.
+    """
     model = txl_runtime.load(bundle)
     stream = model.stream()
     corridors, ended, won = Corridors(stream.batch_size, seed=2), 0, 0
     for _ in range(steps):
         action = stream.run({"observation": corridors.observe()})["action"].argmax(-1)
         left, right = corridors.act(action)
-        stream.reset(np.ones_like(left) if forgetful else left)  # only these sequences are reset
+        stream.reset(np.ones_like(left) if forgetful else left)  # resets only these sequences
         ended, won = ended + int(left.sum()), won + int(right.sum())
     return won / max(1, ended)
 
 
 def main() -> None:
-    """Train, or walk."""
+    """Train a policy, or let a bundle walk, or both."""
     parser = argparse.ArgumentParser(description="A recurrent policy that remembers a sign.")
     parser.add_argument("--train", metavar="WEIGHTS", help="train, and write the weights to this file")
     parser.add_argument("--run", metavar="BUNDLE", help="let this bundle walk")

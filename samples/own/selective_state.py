@@ -1,15 +1,16 @@
-"""A selective state-space model in the form of Mamba-2: a window of a convolution and a matrix per head are its state.
+"""A selective state-space model like Mamba-2. Its state is a convolution's last inputs, and one matrix per head.
 
     python samples/own/selective_state.py --train ssm.pt
     txl-deploy export samples/own/selective_state.py:build --weights ssm.pt --vocabulary bytes.json -o ssm.txl \
         --segment-length 32 --segment-length 1
     txl-deploy score ssm.txl samples/own/selective_state.py
 
-It reads bytes of the standard library's sources. `--train` also writes bytes.json, the vocabulary, beside the weights.
+The model reads bytes of the standard library's sources. `--train` also writes the vocabulary, bytes.json, beside the
+weights.
 
-A segment of 32 bytes is computed as products of matrices, a single byte as one step of a recurrence. Both are the same
-code, and the state does not grow with the text. The module has no `valid`, so lengths are exact: `feed` cuts any text
-into segments of 32 bytes and of 1.
+A segment of 32 bytes is computed as products of matrices, a single byte as one step of a recurrence. The same code
+does both, and the state does not grow with the text. The module has no `valid`, so every segment has to be full: `feed`
+cuts any text into segments of 32 bytes and of 1.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ INNER, MIXED = HEADS * PER_HEAD, HEADS * PER_HEAD + 2 * STATE
 
 
 class SelectiveState(nn.Module):
-    """One layer (arXiv 2405.21060): the input decides what the state forgets, and what is written to it."""
+    """One layer (arXiv 2405.21060): the input decides what its state forgets, and what is added to its state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,21 +44,21 @@ class SelectiveState(nn.Module):
         self.direct = nn.Parameter(torch.ones(HEADS, 1))
 
     def forward(self, x: Tensor, window: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Run x [B, L, D], window [B, reach, mixed] and state [B, heads, per head, N]; return the same three.
+        """Run x [B, L, D] with window [B, reach, mixed] and state [B, heads, per head, N].
 
-        For example, x [2, 1, 32].
+        Return x, window and state after the layer, in the same shapes. For example, x is [2, 1, 32].
         """
         gate, mixed, step = torch.split(self.inward(self.norm(x)), [INNER, MIXED, HEADS], -1)
         seen = torch.cat([window, mixed], 1)
         mixed = functional.silu(self.convolution(seen.mT).mT)
         values, keys, queries = torch.split(mixed, [INNER, STATE, STATE], -1)
-        values = values.view(*x.shape[:2], HEADS, PER_HEAD).transpose(1, 2)  # [B, heads, L, per head]
-        step = functional.softplus(step).mT  # [B, heads, L]
-        # At position t, exp(log_decay[t]) of the old state is left, and exp(log_decay[t] - log_decay[s]) of the part
-        # that position s wrote.
+        values = values.view(*x.shape[:2], HEADS, PER_HEAD).transpose(1, 2)  # values [B, heads, L, per head]
+        step = functional.softplus(step).mT  # step sizes [B, heads, L]
+        # At position t, the share exp(log_decay[t]) of the old state is left, and of the part that position s wrote the
+        # share exp(log_decay[t] - log_decay[s]), which is `left`.
         log_decay = torch.cumsum(-step * self.decay.exp()[:, None], -1)
         past = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
-        left = torch.where(past, log_decay[..., :, None] - log_decay[..., None, :], -1e4).exp()  # [B, heads, L, L]
+        left = torch.where(past, log_decay[..., :, None] - log_decay[..., None, :], -1e4).exp()  # left [B, heads, L, L]
         written = step[..., None] * values
         inside = (left * (queries @ keys.mT)[:, None]) @ written
         before = log_decay.exp()[..., None] * (queries[:, None] @ state.mT)
@@ -67,7 +68,7 @@ class SelectiveState(nn.Module):
 
 
 class SelectiveModel(nn.Module):
-    """The language model: bytes and two states in, scores of the next byte and two states out."""
+    """The language model: it takes bytes and two states, and returns scores of the next byte and two new states."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +76,7 @@ class SelectiveModel(nn.Module):
         self.layers = nn.ModuleList(SelectiveState() for _ in range(LAYERS))
 
     def forward(self, tokens: Tensor, windows: Tensor, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Run tokens [B, L] and states, whose first axis is the layers; return logits [B, L, 256] and states."""
+        """Run tokens [B, L] and states, whose first axis is the layers; return logits [B, L, 256] and new states."""
         x, after = self.embedding(tokens), []
         for layer, window, state in zip(self.layers, windows, states, strict=True):
             x, window, state = layer(x, window, state)
@@ -85,7 +86,7 @@ class SelectiveModel(nn.Module):
 
 
 def build(weights: str | None) -> StepSpec:
-    """Return the step with names and shapes; `txl-deploy export` calls this."""
+    """Return the model with names and shapes of inputs, states and outputs; `txl-deploy export` calls this function."""
     model = SelectiveModel()
     if weights:
         model.load_state_dict(txl_export.read_weights(weights))
@@ -101,7 +102,7 @@ def build(weights: str | None) -> StepSpec:
 
 
 def train(seconds: float, streams: int = 8) -> SelectiveModel:
-    """Train on the sources that came with the interpreter."""
+    """Train for `seconds` on the sources of the standard library; return the model."""
     torch.manual_seed(0)
     text = b"".join(path.read_bytes() for path in sorted(Path(os.__file__).parent.glob("*.py")))
     data = (
@@ -112,7 +113,7 @@ def train(seconds: float, streams: int = 8) -> SelectiveModel:
     while not position or time.monotonic() - started < seconds:
         if position % (64 * SEGMENT) == 0:
             states = torch.zeros(LAYERS, streams, REACH, MIXED), torch.zeros(LAYERS, streams, HEADS, PER_HEAD, STATE)
-        # longer than a segment, so that the model learns to keep what later segments need
+        # a window is longer than a segment, so that the model learns to keep what later segments need
         window = data[:, position : position + 4 * SEGMENT + 1]
         logits, *after = model(window[:, :-1], *states)
         states = after[0].detach(), after[1].detach()
@@ -127,7 +128,7 @@ def train(seconds: float, streams: int = 8) -> SelectiveModel:
 
 
 def main() -> None:
-    """Train."""
+    """Train, and write the weights and bytes.json."""
     parser = argparse.ArgumentParser(description="Train a selective state-space model on the standard library.")
     parser.add_argument("--train", metavar="WEIGHTS", type=Path, required=True, help="write the weights to this file")
     parser.add_argument("--seconds", type=float, default=60.0, help="time to train for (default: %(default)s)")

@@ -5,9 +5,9 @@
         --segment-length 8 --batch-size 4
     python samples/own/streaming_frames.py --run frames.txl
 
-In these frames there are events of two kinds, which begin alike: only the end of an event tells its kind, so its first
-frames need those that come after them. Now and then a mark says how the kinds are to be called from here on: the bank
-remembers it. The last line shows what is lost without the frames ahead, and without the bank.
+The simulated frames contain events of two kinds that begin with the same frames. Only the end of an event tells its
+kind, so the labels of its first frames need the frames ahead. A mark between events says which kind is labelled 1 until
+the next mark: the bank remembers it. `--run` also prints the shares without the frames ahead, and without the bank.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FEATURES, WIDTH, HEADS, LAYERS, SEGMENT, AHEAD, BANK, LABELS = 8, 64, 4, 2, 8, 4
 
 
 class Layer(nn.Module):
-    """Attention of frames to the bank and frames; one additional query, the frames' mean, returns their summary."""
+    """Attention of frames to bank and frames. The mean of the segment's frames is also a query: it gives a summary."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Layer(nn.Module):
         self.outer = nn.Linear(2 * WIDTH, WIDTH)
 
     def forward(self, x: Tensor, bank: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
-        """Run x [B, L + ahead, D] and bank [B, rows, D]; return x and a summary [B, 1, D]."""
+        """Run x [B, L + ahead, D] and bank [B, rows, D]; return the new x and a summary [B, 1, D]."""
         frames = self.norm(x)
         asked = torch.cat([frames, frames[:, :SEGMENT].mean(1, keepdim=True)], 1)
         key, value = self.key_value(torch.cat([bank, frames], 1)).chunk(2, -1)
@@ -53,9 +53,7 @@ class Layer(nn.Module):
 
 
 class Labeller(nn.Module):
-    """A model that takes frames and a bank, and returns a label per frame of the segment, and the bank with a new
-    row.
-    """
+    """The model: it takes frames and a bank; it returns scores of the segment's labels, and a bank with a new row."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,8 +63,9 @@ class Labeller(nn.Module):
         self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
 
     def forward(self, frames: Tensor, bank: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Run frames [B, L + ahead, 8], bank [layers, B, rows, D] and filled rows [B]; return labels [B, L, 3] and the
-        bank.
+        """Run frames [B, L + ahead, 8], bank [layers, B, rows, D] and the number of filled rows [B].
+
+        Return scores of labels [B, L, 3], the new bank and the new number of filled rows.
         """
         x = self.inward(frames)
         x = x + functional.relu(self.near(x.mT).mT) + self.places[BANK:]
@@ -81,7 +80,7 @@ class Labeller(nn.Module):
 
 
 def build(weights: str | None) -> StepSpec:
-    """Return the step with names and shapes, and real frames to compare on; `txl-deploy export` calls this."""
+    """Return the model with names and shapes, and frames to compare on; `txl-deploy export` calls this function."""
     model = Labeller()
     if weights:
         model.load_state_dict(txl_export.read_weights(weights))
@@ -95,7 +94,7 @@ def build(weights: str | None) -> StepSpec:
 
 
 def simulate(number: int, length: int, seed: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return frames [number, length, 8] and their labels: nothing, or an event of one of two kinds."""
+    """Return frames [number, length, 8] and their labels [number, length]: 0, or an event's kind, 1 or 2."""
     random = np.random.default_rng(seed)
     onset, *ends = np.random.default_rng(0).normal(size=(3, FEATURES)) * 1.5
     frames = random.normal(size=(number, length, FEATURES)) * 0.5
@@ -118,7 +117,7 @@ def simulate(number: int, length: int, seed: int) -> tuple[np.ndarray[Any, Any],
 
 
 def train(seconds: float, number: int = 16, segments: int = 12) -> Labeller:
-    """Train on the labels of simulated frames, through several segments at once."""
+    """Train for `seconds` on simulated frames and labels; gradients flow through `segments` segments."""
     torch.manual_seed(0)
     model, started, seed = Labeller(), time.monotonic(), 100
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
@@ -139,8 +138,9 @@ def train(seconds: float, number: int = 16, segments: int = 12) -> Labeller:
 
 
 def label(bundle: str, ahead: bool = True, bank: bool = True) -> float:
-    """Label a stream while its frames arrive, without torch; return the share of events' frames with the right
-    label.
+    """Label a stream while its frames arrive, without torch; return the share of correct labels in events.
+
+    Without `ahead`, the frames ahead are zeros. Without `bank`, the states are reset after every segment.
     """
     stream = txl_runtime.load(bundle).stream()
     frames, labels = simulate(stream.batch_size, 100 * SEGMENT + AHEAD, seed=1)
@@ -155,7 +155,7 @@ def label(bundle: str, ahead: bool = True, bank: bool = True) -> float:
 
 
 def main() -> None:
-    """Train, or label."""
+    """Train a model, or let a bundle label a stream, or both."""
     parser = argparse.ArgumentParser(description="A streaming labeller of frames.")
     parser.add_argument("--train", metavar="WEIGHTS", help="train, and write the weights to this file")
     parser.add_argument("--run", metavar="BUNDLE", help="let this bundle label a stream")

@@ -1,4 +1,4 @@
-"""A small noise gate for voices: convolutions over samples, and an LSTM that opens the gate, in hops of 10 ms.
+"""A small noise gate for voices, in hops of 10 ms: convolutions over samples, then an LSTM that opens the gate.
 
     python samples/plain_c/voice.py voice.pt
     txl-deploy export samples/plain_c/voice.py:build --weights voice.pt -o voice.txl --segment-length 1 --batch-size 1
@@ -19,7 +19,7 @@ HOP, WIDTH, RATE = 160, 48, 16000
 
 
 class Voice(nn.Module):
-    """A model of one hop; it keeps the last samples, so that convolutions see beyond the hop's beginning."""
+    """A model that takes one hop at a time. It keeps the previous hop, so that convolutions reach into it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,8 +27,9 @@ class Voice(nn.Module):
         self.cell, self.open = nn.LSTMCell(32 * 6, WIDTH), nn.Linear(WIDTH, 1)
 
     def forward(self, x: Tensor, seen: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Run samples [B, 160], the samples before them, and two states [B, width]; return the gated samples and the
-        states.
+        """Run samples x [B, 160], the previous hop `seen` [B, 160], and the LSTM's states h and c [B, width].
+
+        Return the gated samples and the three new states.
         """
         sound = torch.cat((seen, x), 1)
         features = torch.relu(self.far(torch.relu(self.near(5 * sound[:, None]))))
@@ -37,7 +38,7 @@ class Voice(nn.Module):
 
 
 def build(weights: str | None) -> StepSpec:
-    """Return the step with names and shapes; `txl-deploy export` calls this."""
+    """Return the model with names and shapes of inputs, states and outputs; `txl-deploy export` calls this function."""
     module = Voice()
     if weights is not None:
         module.load_state_dict(txl_export.read_weights(weights))
@@ -46,7 +47,7 @@ def build(weights: str | None) -> StepSpec:
 
 
 def simulate(rows: int, hops: int) -> tuple[Tensor, Tensor]:
-    """Simulate sounds [rows, hops, HOP], e.g. [8, 100, 160]; return them, and the voice in them."""
+    """Return simulated noisy voices [rows, hops, HOP], e.g. [8, 100, 160], and the same voices without noise."""
     time = torch.arange(hops * HOP) / RATE
     pitch = 100 + 150 * torch.rand(rows, 1) + 10 * torch.sin(2 * torch.pi * (1 + 3 * torch.rand(rows, 1)) * time)
     phase = 2 * torch.pi * (pitch / RATE).cumsum(1)
@@ -57,7 +58,7 @@ def simulate(rows: int, hops: int) -> tuple[Tensor, Tensor]:
 
 
 def main() -> None:
-    """Train, and write the weights."""
+    """Train the gate, and write its weights."""
     torch.manual_seed(0)
     torch.set_num_threads(1)  # one thread: in steps this small, threads cost more than they gain
     module = Voice()

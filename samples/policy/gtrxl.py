@@ -1,7 +1,7 @@
 """A GTrXL policy: Transformer-XL's attention over the last steps, with gates in place of residual sums.
 
-Its state is the inputs of all layers for the last steps, and for every sequence how many of these rows are filled, so
-that single sequences can be reset.
+Its states are the inputs of all layers in the last steps, and the number of filled rows of each sequence, which allows
+single sequences to be reset.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LAYERS, WIDTH, HEADS, MEMORY = 2, 64, 4, 32
 
 
 class Gate(nn.Module):
-    """A GRU's gates: they decide how much of a part's result replaces its input, at first little."""
+    """The gates of a GRU, which decide how much of a result replaces its input; before training, little."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Gate(nn.Module):
         nn.init.constant_(self.found.bias[WIDTH : 2 * WIDTH], -1.0)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the gated sum of a layer's input x and its result y, both [B, L, d]. For example, [2, 1, 32]."""
+        """Return the gated sum of an input x and its result y, both [B, L, d]. For example, [2, 1, 32]."""
         (r, z, h), (kept_r, kept_z) = self.found(y).chunk(3, -1), self.kept(x).chunk(2, -1)
         r, z = torch.sigmoid(r + kept_r), torch.sigmoid(z + kept_z)
         return (1 - z) * x + z * torch.tanh(h + self.candidate(r * x))
@@ -44,13 +44,13 @@ class Layer(nn.Module):
         self.wide = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.ReLU(), nn.Linear(2 * WIDTH, WIDTH))
 
     def forward(self, rows: Tensor, table: Tensor, behind: Tensor, visible: Tensor) -> Tensor:
-        """Rows [B, memory + L, width], the last L of which are returned.
+        """Run the layer on rows [B, memory + L, width]; return the results of the last L rows, [B, L, width].
 
         Args:
-            rows: the remembered rows, then the new ones.
-            table: a row for each distance.
-            behind: [L, memory + L], distances.
-            visible: [B, 1, L, memory + L].
+            rows: the remembered rows, then the new rows.
+            table: a row for each distance, [memory + L, width].
+            behind: distance of each new row to every row, int [L, memory + L].
+            visible: True where a new row may attend to a row, bool [B, 1, L, memory + L].
         """
         batch, new = rows.shape[0], behind.shape[0]
         q, k, v = (
@@ -67,7 +67,7 @@ class Layer(nn.Module):
 
 
 class GtrxlPolicy(Policy):
-    """Takes any number of observations of each sequence and the state, returns scores, values and the state."""
+    """A policy that takes any number of observations of each sequence, and the states of `forward`."""
 
     table: Tensor
 
@@ -77,7 +77,10 @@ class GtrxlPolicy(Policy):
         self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
 
     def forward(self, observation: Tensor, memory: Tensor, fill: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """[B, L, 9], [B, layers, memory, width] and int32 [B] → [B, L, 3], [B, L] and the state."""
+        """Run observations [B, L, 9], memory [B, layers, memory, width] and filled rows, int32 [B].
+
+        Return scores of actions [B, L, 3], values [B, L], and the new memory and filled rows.
+        """
         x, new = self.embed(self.normal(observation)), observation.shape[1]
         place, slot = torch.arange(MEMORY, MEMORY + new), torch.arange(MEMORY + new)
         behind = place[:, None] - slot
@@ -93,7 +96,7 @@ class GtrxlPolicy(Policy):
 
 
 def build(weights: str | None) -> StepSpec:
-    """Return the step with names and shapes; `txl-deploy export` calls this."""
+    """Return the model with names and shapes of inputs, states and outputs; `txl-deploy export` calls this function."""
     policy = GtrxlPolicy()
     if weights:
         policy.read(weights)

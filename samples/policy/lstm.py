@@ -1,4 +1,4 @@
-"""A recurrent policy: two layers of LSTM. Its state is h and c of all layers, with the batch second."""
+"""A recurrent policy: two layers of LSTM. Its states are h and c, [layers, B, width] each."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ LAYERS, WIDTH = 2, 128
 
 
 class LstmPolicy(Policy):
-    """Takes any number of observations of each sequence and the states, returns scores, values and the states."""
+    """A policy that takes any number of observations of each sequence, and the states h and c."""
 
     def __init__(self) -> None:
         super().__init__(WIDTH)
         self.lstm = nn.LSTM(SEEN, WIDTH, LAYERS)
 
     def forward(self, observation: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """[B, L, 9] and two states [layers, B, width] → [B, L, 3], [B, L] and two states."""
+        """Run observations [B, L, 9]; return scores of actions [B, L, 3], values [B, L], and the new h and c."""
         rows, (h, c) = self.lstm(self.normal(observation).transpose(0, 1), (h, c))
         return *self.heads(rows.transpose(0, 1)), h, c
 
 
 def build(weights: str | None) -> StepSpec:
-    """Return the step with names and shapes; `txl-deploy export` calls this."""
+    """Return the model with names and shapes of inputs, states and outputs; `txl-deploy export` calls this function."""
     policy = LstmPolicy()
     if weights:
         policy.read(weights)

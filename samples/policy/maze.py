@@ -1,7 +1,8 @@
-"""Mazes that need a memory: three signs at the entrance say which of two ways is right at three doors further on.
+"""Mazes that need a memory: three signs at the entrance say which of two ways is right at each of three later doors.
 
-At door 2 the sign of number 2 counts, which was seen for one step, up to twenty steps ago. Whoever forgets is right at
-the first door half of the time, and at all three once in eight times. No torch here: an application plays this too.
+Sign 2 says the way at door 2, for example; it was seen for one step, up to 21 steps earlier. A player without memory is
+right at the first door half of the time, and at all three doors once in eight times. A wrong action ends the maze. This
+module does not import torch, because applications play mazes too.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ Array: TypeAlias = np.ndarray[Any, Any]
 AHEAD, LEFT, RIGHT = range(3)
 DOORS, SEEN, LONGEST = 3, 9, 24
 FORGETFUL = 0.5 + 0.25 + 0.125
-"""The best return without a memory; with one it is 3."""
+"""The best mean return, the number of doors passed, without a memory; with a memory it is 3."""
 
 
 @dataclass
 class Episode:
-    """One walk through a maze: the scores and the action of every step, and the number of right doors."""
+    """One walk through a maze: the scores and the action of every step, and the return, the number of doors passed."""
 
     scores: list[Array] = field(default_factory=list)
     actions: list[int] = field(default_factory=list)
@@ -29,7 +30,7 @@ class Episode:
 
 
 class Mazes:
-    """Several mazes at once, and a row each. Row r plays episodes r, r + rows, r + 2 rows, … whatever others do."""
+    """Several mazes at once, one per row. Row r always plays the episodes r, r + rows, r + 2 · rows, …"""
 
     def __init__(self, rows: int, seed: int) -> None:
         self.rows, self.seed, self.number = rows, seed, np.arange(rows) - rows
@@ -38,7 +39,7 @@ class Mazes:
         self.enter(np.ones(rows, bool))
 
     def enter(self, rows: Array) -> None:
-        """Begin the next episode in these rows. For example, `enter([True, False])` begins one in row 0."""
+        """Begin the next episode in these rows. For example, `enter([True, False])` begins an episode in row 0."""
         self.number[rows] += self.rows
         for row in np.flatnonzero(rows):
             random = np.random.default_rng((self.seed, self.number[row]))
@@ -48,12 +49,16 @@ class Mazes:
         self.step[rows] = 0
 
     def at_door(self) -> Array:
-        """Return bool [rows, doors], True where a row stands at a door: [[False, True]] for one row at door 1."""
+        """Return bool [rows, doors], True where a row is at a door: [[False, True, False]] for one row at door 1."""
         doors: Array = self.doors == self.step[:, None]
         return doors
 
     def observe(self) -> Array:
-        """Return [rows, 9]: a sign, its number or the door's, a door, steps, light, temperature and noise."""
+        """Return observations [rows, 9].
+
+        Their columns: the sign (-1 left, 1 right), the number of the sign or door (3 columns), 1 at a door, the step,
+        light, temperature and noise.
+        """
         reading = np.eye(DOORS)[np.minimum(self.step, DOORS - 1)] * (self.step < DOORS)[:, None]
         sign = (reading * np.where(self.signs == LEFT, -1, 1)).sum(1)
         light, temperature, noise = self.noise[np.arange(self.rows), self.step].T
@@ -61,13 +66,13 @@ class Mazes:
         return np.column_stack([sign, reading + self.at_door(), *rest]).astype(np.float32)
 
     def right_action(self) -> Array:
-        """Return each row's action of a player who remembers the signs. For example, [1, 0] for two rows."""
+        """Return for each row the action of a player who remembers the signs, e.g. [1, 0]: LEFT and AHEAD."""
         return np.where(self.at_door().any(1), (self.signs * self.at_door()).sum(1), AHEAD)
 
     def act(self, actions: Array) -> tuple[Array, Array]:
         """Take one action per row; return rewards, and the rows that left the maze by a wrong action or the last door.
 
-        For example, ([1, 0], [True, False]): row 0 took the right action at the last door.
+        For example, ([1, 0], [True, False]): row 0 passed its last door, row 1 went ahead.
         """
         right = actions == self.right_action()
         rewards = (right & self.at_door().any(1)).astype(int)
@@ -80,8 +85,9 @@ class Mazes:
 def play(
     scores_of: Callable[[Array], Array], reset: Callable[[Array], None], rows: int, episodes: int, seed: int = 1
 ) -> list[Episode]:
-    """Run the control loop: observe, take the best action, reset the rows that begin a new episode. Return the first
-    episodes.
+    """Run the control loop: observe, take the best action, reset the rows that begin a new episode.
+
+    Return the first `episodes` episodes.
 
     Args:
         scores_of: f(observations [rows, 9]) → scores [rows, 3].
@@ -107,7 +113,7 @@ def play(
 
 
 def lessons(rows: int, seed: int) -> tuple[Array, Array, Array, Array]:
-    """Return mazes as a player with a memory walks them, for imitation.
+    """Return the walks of a player with a memory through `rows` mazes, for a policy to imitate.
 
     Returns:
         Observations [rows, steps, 9], right actions, doors still to come, and the weight of each step, all

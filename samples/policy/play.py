@@ -21,17 +21,17 @@ from txl_runtime.ladder import limit_of, rung
 
 
 class BundlePlayer:
-    """A bundle's stream in the control loop: one row for each environment."""
+    """A bundle's stream in the control loop, with one row for each maze."""
 
     def __init__(self, model: txl_runtime.Model) -> None:
         self.stream = model.stream()
 
     def scores(self, observation: Array) -> Array:
-        """Return scores of actions: observations [rows, 9] → [rows, 3]."""
+        """Return scores of actions [rows, 3] for observations [rows, 9]."""
         return self.stream.run({"observation": observation[:, None]})["action"][:, 0]
 
     def reset(self, rows: Array) -> None:
-        """Reset the states of these rows alone: `[True, False]` resets row 0."""
+        """Reset the states of only these rows: `[True, False]` resets row 0."""
         if rows.any():
             self.stream.reset(rows)
 
@@ -43,11 +43,11 @@ class Comparison:
     A near-tie is a step at which the two best scores of the second player are so close that rounding may choose.
 
     Attributes:
-        decisions, near_ties: steps, and those that are near-ties.
-        differ, differ_at_near_tie: actions that differ.
-        without_tie, returns_differ: mazes without a near-tie, and those of them that end with another return.
+        decisions, near_ties: number of compared steps, and number of near-ties among these steps.
+        differ, differ_at_near_tie: number of different actions, off near-ties and at near-ties.
+        without_tie, returns_differ: number of mazes without a near-tie, and of such mazes whose returns differ.
         margin: the smallest distance of the two best scores.
-        largest: difference of a score, relative to max(1, the largest score).
+        largest: the largest difference of a score, relative to max(1, the largest score).
         deviation: root of the mean squared difference, relative to the scores' standard deviation.
     """
 
@@ -62,8 +62,9 @@ class Comparison:
     deviation: float = 0.0
 
     def excess(self, precision: str, engine: str) -> list[str]:
-        """Return a line for each figure above its limit in the ladder; in half precision, the limit of the
-        deviation.
+        """Return a line for each figure above the limit that `txl_runtime.ladder` has for this precision and engine.
+
+        A figure without a limit is not checked: only half precisions have a limit of the deviation.
         """
         limits, lines = rung(precision, engine), []
         for name, value, limit in (
@@ -77,7 +78,7 @@ class Comparison:
 
 
 def compare(ours: list[Episode], theirs: list[Episode]) -> Comparison:
-    """Compare two players episode by episode."""
+    """Compare two players episode by episode; the scores of `theirs` say which steps are near-ties."""
     counts, pairs = Comparison(), []
     for one, other in zip(ours, theirs, strict=True):
         ties = 0
@@ -103,7 +104,7 @@ def compare(ours: list[Episode], theirs: list[Episode]) -> Comparison:
 
 
 def run(bundle: str, against: tuple[str, str] | None, episodes: int) -> list[str]:
-    """Play, and describe differences from PyTorch that are too large."""
+    """Play mazes and print the returns; return a line for each difference from PyTorch that is too large."""
     model = txl_runtime.load(bundle)
     if "action" not in [entry.name for entry in model.manifest.outputs]:
         raise UsageError(
@@ -135,12 +136,12 @@ def run(bundle: str, against: tuple[str, str] | None, episodes: int) -> list[str
 
 
 def mean(episodes: list[Episode]) -> float:
-    """Return the mean return."""
+    """Return the mean of the episodes' returns."""
     return float(np.mean([episode.returned for episode in episodes]))
 
 
 def main() -> int:
-    """Read the arguments and play; returns the exit code."""
+    """Read the arguments and play; return the exit code."""
     parser = argparse.ArgumentParser(description="Play mazes with a bundle.")
     parser.add_argument("bundle")
     parser.add_argument("--against", nargs=2, metavar=("POLICY", "WEIGHTS"), help="lstm or gtrxl, and its weights")

@@ -1,4 +1,4 @@
-"""The parts of both policies: normalised observations, and heads for the scores of actions and for the value."""
+"""The parts that both policies share: normalised observations, and heads for scores of actions and for the value."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from torch import Tensor, nn
 from txl_runtime.errors import CheckpointError
 
 LIMIT = 5.0
-"""Normalised observations are clipped to this, so that a broken sensor does not derail the policy."""
+"""Normalised observations are clipped to -LIMIT … LIMIT, so that a broken sensor does not derail the policy."""
 
 
 class Policy(nn.Module):
-    """The base of both policies, with buffers for running mean and variance, which become part of the bundle's
-    weights.
-    """
+    """The base of both policies. Its buffers, running mean and variance, become part of the bundle's weights."""
 
     mean: Tensor
     variance: Tensor
@@ -30,7 +28,7 @@ class Policy(nn.Module):
         self.action, self.value = nn.Linear(width, 3), nn.Linear(width, 1)
 
     def read(self, file: str) -> None:
-        """Take the weights that `train.py` wrote."""
+        """Load the weights that `train.py` wrote to a file."""
         try:
             self.load_state_dict(txl_export.read_weights(file))
         except RuntimeError as error:
@@ -38,7 +36,7 @@ class Policy(nn.Module):
             raise CheckpointError(f"{file}: not the weights of this {type(self).__name__}: {reason}") from None
 
     def see(self, observation: Tensor) -> None:
-        """Update mean and variance with observations [..., 9], during training."""
+        """Update the running mean and variance with observations [..., 9]; only training calls this."""
         rows = observation.reshape(-1, SEEN)
         share = len(rows) / (self.count + len(rows))
         apart = rows.mean(0) - self.mean
@@ -47,9 +45,9 @@ class Policy(nn.Module):
         self.count += len(rows)
 
     def normal(self, observation: Tensor) -> Tensor:
-        """Return (x - mean) / deviation, clipped: 2 for x 5, mean 1 and deviation 2."""
+        """Return (x - mean) / deviation, clipped, e.g. 2 for x = 5, mean 1 and deviation 2."""
         return ((observation - self.mean) / (self.variance + 1e-5).sqrt()).clamp(-LIMIT, LIMIT)
 
     def heads(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Return scores [B, L, 3] and the value [B, L]: the number of doors that will be passed rightly."""
+        """Return scores of actions [B, L, 3] and values [B, L]: the predicted number of doors still to come."""
         return self.action(features), self.value(features)[..., 0] * DOORS

@@ -23,7 +23,7 @@ ROWS, UPDATES = 64, 400
 
 
 class TorchPlayer:
-    """The policy in PyTorch in the control loop, its states carried and reset by hand."""
+    """A policy that PyTorch runs in the control loop; this class carries and resets its states."""
 
     def __init__(self, spec: StepSpec, rows: int) -> None:
         self.policy, self.axes = spec.module.eval(), [entry.axes for entry in spec.states]
@@ -31,24 +31,27 @@ class TorchPlayer:
 
     @torch.inference_mode()
     def scores(self, observation: Array) -> Array:
-        """[rows, 9] → scores of actions [rows, 3]."""
+        """Return scores of actions [rows, 3] for observations [rows, 9]."""
         scores, _, *self.states = self.policy(torch.from_numpy(observation)[:, None], *self.states)
         return np.asarray(scores[:, 0])
 
     @torch.inference_mode()
     def reset(self, rows: Array) -> None:
-        """Reset the states of these rows alone: `[True, False]` resets row 0."""
+        """Reset the states of only these rows: `[True, False]` resets row 0."""
         for state, axes in zip(self.states, self.axes, strict=True):
             state[axes.at(torch.from_numpy(rows))] = 0
 
 
 def fresh_states(spec: StepSpec, rows: int) -> list[Tensor]:
-    """Return the states that sequences begin with: zeros, e.g. a window [4, 16, 32] for 4 rows."""
+    """Return the states that sequences begin with: zeros, e.g. [4, 2, 32, 64] as GTrXL's memory for 4 rows."""
     return [torch.zeros(entry.axes.sizes(rows, 0), dtype=getattr(torch, entry.dtype)) for entry in spec.states]
 
 
 def train(model: ModuleType, updates: int = UPDATES, seconds: float = 600, seed: int = 0) -> StepSpec:
-    """Train to take the right action, and to predict the remaining doors; stop after `updates`, or after `seconds`."""
+    """Train a policy to take the right action and to predict the number of remaining doors.
+
+    Training ends after `updates` updates or `seconds` seconds.
+    """
     torch.manual_seed(seed)
     spec: StepSpec = model.build(None)
     policy: Policy = spec.module.train()
@@ -72,7 +75,7 @@ def train(model: ModuleType, updates: int = UPDATES, seconds: float = 600, seed:
 
 
 def main() -> None:
-    """Train, save and play."""
+    """Train a policy, write its weights, and print its mean return."""
     parser = argparse.ArgumentParser(description="Train a policy.")
     parser.add_argument("policy", choices=("lstm", "gtrxl"))
     parser.add_argument("weights", help="file to write")

@@ -3,10 +3,10 @@
     python score.py BUNDLE DOCUMENTS -o OUT                        a cluster of this machine, for this run
     python score.py BUNDLE DOCUMENTS -o OUT --address auto         the cluster that this machine belongs to
 
-DOCUMENTS is a folder of texts, a .jsonl or a .parquet file, on this machine or wherever Ray Data reads from. In files
-every document has an `id` of its own; texts are called by their paths in the folder. OUT gets a line of JSON per
-document; started again, documents in it are left out. Needs the extra `cpu` of txl-deploy and `ray[data]` on
-every machine, and the bundle under the same path.
+DOCUMENTS is a folder of texts, a .jsonl or a .parquet file, on this machine or wherever Ray Data reads from. In a file,
+every document has a different `id`; the id of a text in a folder is its path there. OUT gets a line of JSON per
+document; a second run leaves out the documents that are in OUT. Every machine needs the extra `cpu` of txl-deploy,
+`ray[data]`, and the bundle under the same path.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ CPUS_PER_ACTOR = 0.5
 would wait forever. An actor computes with one thread in any case.
 """
 DOCUMENTS_PER_CALL = 64
-"""Number of documents per call; they are sorted by length, so that few rows of the bundle wait for the longest."""
+"""Number of documents per call of an actor. It sorts them by length, so that few rows wait for a longer document."""
 BLOCKS_PER_ACTOR = 8
-"""A block is repeated as a whole if its machine dies; if the driver dies, blocks that are not written are repeated."""
+"""Number of blocks of documents per actor. Ray repeats a whole block if the machine that scores it dies."""
 
 Rows = dict[str, np.ndarray[Any, Any]]
-"""A batch as Ray Data passes it: columns by name."""
+"""A batch of rows as Ray Data passes it: arrays, one per column, by name."""
 
 
 class Actor:
-    """A process with the model, on any machine of the cluster."""
+    """A process on any machine of the cluster, which holds the model and scores documents."""
 
     def __init__(self, bundle: str, model_id: str, place: str) -> None:
         model = txl_runtime.load(bundle, threads=1)
@@ -58,7 +58,7 @@ class Actor:
         self._scorer, self._encoder = Scorer(model), Encoder(model.manifest, model.vocabulary)
 
     def __call__(self, rows: Rows) -> dict[str, list[bytes]]:
-        """Score documents; a document that cannot be scored gets a line with the reason."""
+        """Return a line of JSON for each document: its scores, or the reason why it cannot be scored."""
         units = [self._encoder.unit(document) for document in as_documents(rows, self._place)]
         scores = [left_out(bad) for bad in units if isinstance(bad, Bad)]
         for batch in batches([unit for unit in units if isinstance(unit, Unit)], self._scorer.rows):
@@ -81,10 +81,10 @@ def leave_out(rows: Rows, done: frozenset[str], place: str) -> Rows:
 
 
 def as_document(row: dict[str, Any], place: str) -> Document:
-    """Convert what Ray Data read to a document: a line of JSON, the bytes of a file, or a row of a table.
+    """Convert a row of Ray Data to a document. The row holds a line of JSON, the bytes of a file, or a table's row.
 
     Raises:
-        UsageError: it has no id or no content.
+        UsageError: the row has no id or no content.
     """
     name: Any
     content: Any
@@ -119,10 +119,12 @@ def read(place: str, blocks: int) -> Dataset:
 
 
 def kept(out: Path, first: dict[str, str]) -> Iterator[Scores]:
-    """Read the results in a file, after its first line; a torn last line is cut off.
+    """Yield the results in a file, and cut off an incomplete last line.
+
+    The file's first line is `first`, which names the model and the documents; an empty file gets this line.
 
     Raises:
-        UsageError: they belong to a different model or different documents.
+        UsageError: the results belong to a different model or different documents.
     """
     with out.open("a+b") as stream:
         stream.seek(0)
@@ -141,7 +143,7 @@ def kept(out: Path, first: dict[str, str]) -> Iterator[Scores]:
 
 
 def score(bundle: Path, documents: str, out: Path, actors: int) -> Totals:
-    """Score the documents that the file of results lacks; append results block by block.
+    """Score the documents that `out` has no results of, append the results block by block, and return the totals.
 
     Raises:
         UsageError: two documents have the same id.
@@ -153,7 +155,7 @@ def score(bundle: Path, documents: str, out: Path, actors: int) -> Totals:
         totals.add(each)
         done.add(each.id)
     context = DataContext.get_current()
-    # calls are repeated after an actor's death in any case; OSError because shared disks fail at times
+    # Ray repeats a call if its actor died; with this also after an OSError, because shared disks fail at times
     context.actor_task_retry_on_errors = [OSError]
     context.enable_progress_bars = sys.stderr.isatty()
     wanted = read(place, BLOCKS_PER_ACTOR * actors)
@@ -182,7 +184,7 @@ def score(bundle: Path, documents: str, out: Path, actors: int) -> Totals:
 
 
 def main() -> None:
-    """Read the command line, join or start a cluster, score."""
+    """Read the command line, join or start a cluster, score the documents, and print the totals."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("bundle", type=Path)
     parser.add_argument("documents")
@@ -193,7 +195,7 @@ def main() -> None:
     local = {"num_cpus": options.actors + 1, "include_dashboard": False} if options.address is None else {}
     try:
         ray.init(address=options.address, log_to_driver=False, logging_level="warning", **local)
-    except Exception as error:  # Ray raises errors of its own classes, and others after too long a wait
+    except Exception as error:  # Ray raises its own classes, and different ones when time is over
         message = str(error).strip() or type(error).__name__
         sys.exit(f"error: no cluster could be reached or started: {message.splitlines()[-1]}")
     logging.getLogger("ray.data").setLevel(logging.WARNING)
@@ -202,7 +204,7 @@ def main() -> None:
     except (TxlError, RayError, OSError) as error:
         sys.exit(f"error: {str(error).strip().splitlines()[-1]}")
     finally:
-        ray.shutdown()  # the shutdown still prints
+        ray.shutdown()  # before the totals are printed, because the shutdown may print too
     print(json.dumps(totals.document(), indent=2))
 
 

@@ -23,25 +23,25 @@ SUPPORTS = """
 padding idle cut last fill spill initial reset select snapshot rows limit commit lookahead lockstep grows open
 score greedy draws apart temperature top_k top_p clusters text selftest refusals int8 half old
 """
-# "strangers" is missing: this reader checks no graph, and is for trusted bundles.
+# The ability "strangers" is missing in SUPPORTS: this reader checks no graph, and is for trusted bundles.
 OF_A_MODEL = ("open", "encode", "decode", "selftest")
 OF_A_STREAM = ("run", "feed", "score", "generate", "reset", "select", "save", "restore", "take", "put", "state")
 
 
 def to_json(array: Array) -> dict[str, Any]:
-    """Return an array as the protocol writes it, e.g. int32 [2] as its dtype, its shape and its values."""
+    """Return an array as the protocol writes it: its dtype, its shape, e.g. [2], and its values in base64."""
     names = {dtype: name for name, dtype in TYPES.items()}
     data = base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
     return {"dtype": names[array.dtype], "shape": list(array.shape), "data": data}
 
 
 def from_json(array: dict[str, Any]) -> Array:
-    """Return the array that the protocol wrote as an object; the inverse of `to_json`, e.g. int32 [2]."""
+    """Return the array that `to_json` converted to an object, e.g. an int32 array [2]."""
     return np.frombuffer(base64.b64decode(array["data"], validate=True), TYPES[array["dtype"]]).reshape(array["shape"])
 
 
 class Driver:
-    """One model and one stream at a time, and a method for each request."""
+    """The reader behind the protocol: it holds one model and one stream, and has a method for each request."""
 
     model: Bundle
     stream: Stream
@@ -58,7 +58,7 @@ class Driver:
         }
 
     def load(self, r: Request) -> Reply:
-        """Check a bundle and load the graphs of a rule."""
+        """Check a bundle and load the graphs of an update rule."""
         bundle = Bundle(r["path"])
         jsonschema.validate(bundle.manifest, SCHEMA)
         rule = bundle.rule(r.get("update"))
@@ -69,29 +69,29 @@ class Driver:
         return {"update": rule}
 
     def open(self, r: Request) -> Reply:
-        """Open a stream."""
+        """Open a stream of the loaded model, in place of the stream before it."""
         self.stream = Stream(self.model, r["b"], self.rule, r.get("memory_length"))
         self.opened = True
         return {}
 
     def run(self, r: Request) -> Reply:
-        """Run a segment."""
+        """Run a segment; return its outputs."""
         inputs = {name: from_json(array) for name, array in r["inputs"].items()}
         outputs = self.stream.run(inputs, r.get("counts"), r.get("commit", True))
         return {"outputs": {name: to_json(array) for name, array in outputs.items()}}
 
     def feed(self, r: Request) -> Reply:
-        """Run any number of positions."""
+        """Run any number of positions; return their outputs."""
         inputs = {name: from_json(array) for name, array in r["inputs"].items()}
         outputs = self.stream.feed(inputs, r.get("counts"), r.get("last", False))
         return {"outputs": {name: to_json(array) for name, array in outputs.items()}}
 
     def score(self, r: Request) -> Reply:
-        """Score tokens."""
+        """Return the negative log-probability of each token but the first."""
         return {"nll": to_json(score(self.stream, from_json(r["tokens"]), r.get("counts")))}
 
     def generate(self, r: Request) -> Reply:
-        """Draw tokens."""
+        """Feed prompts and draw tokens; return the drawn tokens and their log-probabilities."""
         way = {name: r[name] for name in ("temperature", "top_k", "top_p", "seed") if r.get(name) is not None}
         tokens, logprobs = generate(self.stream, from_json(r["tokens"]), r["count"], r.get("counts"), **way)
         return {"tokens": to_json(tokens), "logprobs": to_json(logprobs)}
@@ -102,23 +102,23 @@ class Driver:
         return {}
 
     def select(self, r: Request) -> Reply:
-        """Reorder sequences."""
+        """Let sequence i continue what sequence rows[i] was."""
         self.stream.select(r["rows"])
         return {}
 
     def save(self, r: Request) -> Reply:
-        """Save all sequences or, with `take`, one."""
+        """Return a snapshot of all sequences, or of one (the request "take")."""
         return {"bytes": base64.b64encode(self.stream.save([r["row"]] if "row" in r else None)).decode()}
 
     def restore(self, r: Request) -> Reply:
-        """Restore all sequences or, with `put`, one."""
+        """Restore all sequences from a snapshot, or one (the request "put")."""
         self.stream.restore(base64.b64decode(r["bytes"], validate=True), [r["row"]] if "row" in r else None)
         return {}
 
     take, put = save, restore
 
     def state(self, r: Request) -> Reply:
-        """Return the state."""
+        """Return all states, and the number of filled memory rows of each sequence."""
         arrays = {name: to_json(array) for name, array in self.stream.table().items()}
         return {"states": arrays, "fill": self.stream.fill[: self.stream.b].tolist()}
 
@@ -132,11 +132,11 @@ class Driver:
         return {"bytes": base64.b64encode(text).decode()}
 
     def selftest(self, r: Request) -> Reply:
-        """Replay the bundle's own vectors."""
+        """Replay the bundle's stored vectors; return True if no difference is above its limit."""
         return {"passed": all(worst <= limit for worst, limit in self_test(self.model, self.rule).values())}
 
     def answer(self, request: Request) -> Reply:
-        """Answer a request, or return an error: its text, and whose fault it is."""
+        """Return the answer to a request, or an error: its text, and its kind, e.g. "usage"."""
         do = request["do"]
         try:
             need(do in ("hello", "load", *OF_A_MODEL, *OF_A_STREAM), f"{do!r} is not known here.", "unsupported")

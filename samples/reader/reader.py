@@ -1,8 +1,8 @@
-"""A reader of bundles of format 2, written from the page bundle-format.md alone; "§" are that page's sections.
+"""A reader of bundles of format 2, written from the page bundle-format.md only; "§" are that page's sections.
 
 It needs NumPy, ONNX Runtime and safetensors. It leaves out most of § 11 (strangers' graphs), so open only bundles that
-you trust, or give the SHA-256 of a manifest that you trust, which covers all other files. What is of words (§§ 5, 7, 8)
-and the replay of stored vectors (§ 9) are in words.py.
+you trust, or give the SHA-256 of a manifest that you trust, which covers all other files. words.py scores and draws
+tokens, encodes and decodes text (§§ 5, 7, 8), and replays stored vectors (§ 9).
 
     stream = Stream(Bundle("folder"), b=2)
     outputs = stream.run({"tokens": ids}, counts=[4, 2])
@@ -50,7 +50,7 @@ class Bundle:
     """A folder with a model: its manifest and files, checked, and its graphs, which are loaded when they first run."""
 
     def __init__(self, folder: str | Path, manifest_sha256: str | None = None, hashes: bool = True) -> None:
-        """Read and check the manifest and the files that it uses; `hashes` False waives their hashes."""
+        """Read the manifest, and check it and the files that it uses; with `hashes` False, their hashes are not."""
         self.folder, self.sessions = Path(folder), dict[str, ort.InferenceSession]()
         data = self._plain("manifest.json").read_bytes()
         trusted = manifest_sha256 in (None, hashlib.sha256(data).hexdigest()) and len(data) <= 16 << 20
@@ -125,7 +125,7 @@ class Bundle:
         return [sizes.get(size, size) for size in row["shape"]]
 
     def session(self, program: Table) -> ort.InferenceSession:
-        """Return the session of a program's graph; the graph names its weight file itself."""
+        """Return the session of a program's graph, opened on the first call; the graph names its file of weights."""
         name = program["file"]
         if name not in self.sessions:
             version = [int(part) for part in ort.__version__.split(".")[:2]]
@@ -141,7 +141,7 @@ class Bundle:
         return self.sessions[name]
 
     def softmax(self, hidden: Array) -> Array:
-        """Compute log-probabilities of rows [rows, F] with the softmax's programs (§ 6), e.g. [3, 64] → [3, 256]."""
+        """Compute log-probabilities of hidden rows with the softmax's programs (§ 6), e.g. [3, 64] → [3, 256]."""
         parts, output = {}, self.outputs[self.logprobs]
         for p in self.manifest["programs"]:
             if p["kind"] == "head" or p["kind"].startswith("tail."):
@@ -152,7 +152,7 @@ class Bundle:
         return np.concatenate(words, axis=1)
 
     def rule(self, update: str | None = None) -> str:
-        """Return the given rule if it has programs; without one, the first of ring, rolled and replace that has."""
+        """Return `update`, or for None the first of ring, rolled and replace that the bundle has programs of."""
         need(update is None or update in self.rules, f"This bundle has no programs of rule {update!r}.")
         return update or min(self.rules, key=["ring", "rolled", "replace"].index)
 
@@ -168,7 +168,7 @@ def derive(m: Table) -> None:
         s.setdefault("spill", s["shape"][s["row_axis"]] - s["slots"] if s in rings else 0)
         s.setdefault("in_place", s["update"] == "ring")
         s["memory"] = s["update"] != "replace"
-    for s in m["states"]:  # the state's name in snapshots
+    for s in m["states"]:  # "label" is the state's name in snapshots
         s["label"] = s["name"] if s["memory"] or not any(t["memory"] for t in m["states"]) else "whole/" + s["name"]
     counters = {
         "fill": {**m.get("counters", {}).get("fill", {}), "over": "stay"},
@@ -182,8 +182,9 @@ def derive(m: Table) -> None:
 
 
 def only_counted(row: Table, array: Array, counts: Array) -> Array:
-    """Return an input or output with zeros at positions that do not count (§ 4): with counts [5, 3], from 3 on in row
-    1.
+    """Return an input or output with zeros at positions that do not count (§ 4).
+
+    For example, with counts [5, 3] row 1 is 0 from position 3 on.
     """
     ends = np.where(counts > 0, counts + row.get("lookahead", 0), 0)
     mask = np.arange(array.shape[1]) < ends[:, None] if "L" in row["shape"] else ends > 0
@@ -191,7 +192,7 @@ def only_counted(row: Table, array: Array, counts: Array) -> Array:
 
 
 class Stream:
-    """b sequences and their states. The arrays have room for B sequences; entries from b on have no meaning."""
+    """A stream of b sequences with their states. Arrays have room for B sequences; entries from b on are unused."""
 
     def __init__(self, bundle: Bundle, b: int, rule: str | None = None, limit: int | None = None) -> None:
         """Start b sequences, which keep and see `limit` memory rows at most."""
@@ -215,7 +216,7 @@ class Stream:
         need(fits, f"This bundle has no streams of {b} sequences.")
         self.b = b
 
-    # States: `_fresh` and `state` give tensors as snapshots have them, `_put` takes them; the rest is made of these.
+    # `_fresh` and `state` return states as snapshots hold them, and `_put` takes such states. Methods below use these.
 
     def _form(self, s: Table, n: int, rows: int) -> list[int]:
         """Return a state's shape in snapshots, for n sequences with `rows` rows of memory or of a growing state."""
@@ -240,7 +241,7 @@ class Stream:
         return state
 
     def state(self, rows: Sequence[int] | None = None) -> Arrays:
-        """Return the state of some sequences, or all, as snapshots have it: memory rows stand last.
+        """Return the state of some sequences, or all, as snapshots hold it: filled memory rows stand last.
 
         For example, {"layers.00.hidden": [2, 16, 32]}.
         """
@@ -258,7 +259,7 @@ class Stream:
         return state
 
     def table(self) -> Arrays:
-        """Return the state by the table's names and axes, of b sequences: memory in float32, with M rows (§ 5).
+        """Return the state of b sequences with the manifest's names and axes: memory in float32, with M rows (§ 5).
 
         For example, {"layers.00.hidden": [2, 16, 32]}.
         """
@@ -273,7 +274,7 @@ class Stream:
         return tensors
 
     def _put(self, rows: Sequence[int], state: Arrays) -> None:
-        """Set the state of some sequences."""
+        """Set the state of some sequences to `state`, tensors as snapshots hold them."""
         if self.memory:
             self.fill[rows], self.head[rows] = np.minimum(state["fill"], self.most), state["head"] % self.R
         for s in self.states:
@@ -293,7 +294,7 @@ class Stream:
                 np.moveaxis(self.array[s["input"]], s["batch_axis"], 0)[rows] = np.moveaxis(value, s["batch_axis"], 0)
 
     def _front(self, s: Table) -> Array:
-        """Return a view of a memory's array with the axis of sequences first, then that of rows."""
+        """Return a view of a memory's array with sequences as its first axis and rows as its second."""
         return np.moveaxis(self.array[s["input"]], (s["batch_axis"], s["row_axis"]), (0, 1))
 
     def _places(self, i: int) -> Array:
@@ -302,8 +303,9 @@ class Stream:
         return ring if self.rule == "ring" else np.arange(self.M - self.fill[i], self.M)
 
     def _sequences(self, rows: Sequence[int] | None, alone: bool = True) -> list[int]:
-        """Return the given sequences, or all; in lockstep only all or none, unless single ones are allowed with
-        `alone`.
+        """Return the given sequences, or all for None.
+
+        With `alone` False, refuse to take some but not all sequences of a lockstep bundle.
         """
         rows = list(range(self.b)) if rows is None else list(rows)
         need(set(rows) <= set(range(self.b)), f"There are no such sequences: {rows}.")
@@ -311,7 +313,7 @@ class Stream:
         return rows
 
     def reset(self, rows: Sequence[int] | None = None) -> None:
-        """Reset some sequences, or all."""
+        """Reset the given sequences, or all for None, to their first state."""
         rows = self._sequences(rows, alone=False)
         if rows:
             self._put(rows, self._fresh(len(rows)))
@@ -359,7 +361,7 @@ class Stream:
         self._put(rows, state)
 
     def _checked(self, inputs: Arrays, counts: Counts) -> tuple[Arrays, int, Array]:
-        """Return the inputs with zeros at positions that do not count, T, and the counts (None: all T)."""
+        """Check inputs; return them with zeros at positions that do not count, their length T, and the counts."""
         entries, b = self.bundle.given, self.b
         need(inputs.keys() == entries.keys(), f"The inputs are {list(entries)}, not {list(inputs)}.")
         length = next(
@@ -410,7 +412,7 @@ class Stream:
         return self._step(arrays, length, checked, commit)
 
     def _step(self, arrays: Arrays, length: int, counts: Array, commit: bool) -> Arrays:
-        """Run a segment that was checked."""
+        """Run a segment whose inputs and counts were checked."""
         bundle, B, kind = self.bundle, self.bundle.B, self.bundle.rules[self.rule]
         wanted = {name: row for name, row in bundle.outputs.items() if kind == "step" or name == bundle.logprobs}
         shapes = {name: bundle.shape(row, length, self.b) for name, row in wanted.items()}
@@ -467,7 +469,7 @@ class Stream:
                 rows[: self.head[i]] = rows[self.R : self.R + self.head[i]]
 
     def feed(self, inputs: Arrays, counts: Counts = None, last: bool = False) -> Arrays:
-        """Run any number of positions, segment by segment (§ 5); `last` gives each sequence's last one that counts.
+        """Run any number of positions, segment by segment (§ 5); `last` returns each sequence's last valid position.
 
         For example, {"ids": [2, 100]} in segments of 64 and 36.
         """
@@ -478,7 +480,7 @@ class Stream:
             cuts.append((at, size, np.clip(ends - at, 0, size)))
             self._allowed(*cuts[-1][1:])
             at += size
-        outputs = self._step(arrays, total, np.zeros_like(ends), False)  # zeros
+        outputs = self._step(arrays, total, np.zeros_like(ends), False)  # zeros in the outputs' shapes
         long = {name for name, row in (self.bundle.inputs | self.bundle.outputs).items() if "L" in row["shape"]}
         for at, size, valid in cuts:
             to = {name: at + size + row["lookahead"] for name, row in self.bundle.given.items()}

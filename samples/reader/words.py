@@ -25,8 +25,9 @@ def _text(stream: Stream, tokens: Array, counts: Counts) -> tuple[str, Array, Ar
 
 
 def score(stream: Stream, tokens: Array, counts: Counts = None) -> Array:
-    """Return -log p, [b, T - 1], of each token but the first, given those before it; 0 at positions that do not
-    count.
+    """Return -log p, [b, T - 1], of each token but the first, given all tokens before it.
+
+    The result is 0 at positions that do not count.
     """
     name, tokens, ends = _text(stream, tokens, counts)
     inside = np.arange(1, tokens.shape[1]) < ends[:, None]
@@ -46,7 +47,7 @@ def generate(
     top_p: float | None = None,
     seed: int = 0,
 ) -> tuple[Array, Array]:
-    """Feed prompts, and draw after each; return tokens and their log-probabilities, [count, b].
+    """Feed prompts and draw `count` tokens after each; return the tokens and their log-probabilities, [count, b].
 
     For example, tokens [2, 5] and count 10 give [10, 2] twice.
     """
@@ -55,7 +56,7 @@ def generate(
     need(temperature >= 0 and (top_k is None or top_k > 0), "A temperature or top_k is too small.")
     need(top_p is None or 0 < top_p <= 1, "top_p is not a share.")
     seeds = [np.random.SeedSequence(seed, spawn_key=(i,)) for i in range(stream.b)]
-    numbers = [np.random.Generator(np.random.PCG64(one)) for one in seeds]  # § 7 spells this out
+    numbers = [np.random.Generator(np.random.PCG64(one)) for one in seeds]  # § 7 describes this generator
     drawn, logprobs = np.zeros((count, stream.b), np.int32), np.zeros((count, stream.b), np.float32)
     for n in range(count):
         rows = stream.feed({name: tokens}, ends, last=True)[stream.bundle.logprobs]
@@ -86,7 +87,7 @@ def draw(
 
 
 def vocabulary_of(bundle: Bundle) -> Table:
-    """Return the table that `encode` and `decode` need."""
+    """Return a bundle's vocabulary, the table that `encode` and `decode` need."""
     need(bundle.manifest["vocabulary"], "This bundle has no vocabulary.")
     vocabulary: Table = json.loads((bundle.folder / bundle.manifest["vocabulary"]).read_bytes())
     return vocabulary
@@ -125,7 +126,7 @@ def self_test(bundle: Bundle, rule: str | None = None) -> dict[str, tuple[float,
     path = bundle.folder / bundle.manifest["selftest"]
     v = dict(np.load(path)) if path.suffix == ".npz" else load(path.read_bytes())
     name, (steps, B) = bundle.logprobs, v["counts"].shape
-    if "tokens" in v:  # a Transformer-XL's vectors, converted to the general form
+    if "tokens" in v:  # the vectors are a Transformer-XL's, and are converted to the general form
         v[f"input/{next(iter(bundle.given))}"] = v["tokens"]
         place = v["positions"][..., None] * bundle.outputs[name]["shape"][-1] + v["columns"]
         v |= {f"place/{name}": place.reshape(steps, B, -1), f"output/{name}": v["logprobs"].reshape(steps, B, -1)}

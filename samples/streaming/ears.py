@@ -1,4 +1,4 @@
-"""A buffer in front of a bundle that reads segments of frames and some frames ahead. Copy it: it knows no model."""
+"""A buffer in front of a bundle that reads segments of frames and some frames ahead, for any such bundle; copy it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 
 class Ears:
-    """Several streams that begin and end when they like, in chunks of any size.
+    """Several streams that begin and end at any time; their frames arrive in chunks of any size.
 
-    Each has a buffer of the frames that are still needed. When a buffer holds a segment and the frames ahead of it,
-    that segment runs, together with those of all other streams that are ready; the rest of the batch is idle.
+    Each stream has a buffer of the frames that are still needed. When a buffer holds a segment and the frames ahead of
+    it, its stream is ready. A step runs one segment of every ready stream; streams that are not ready are idle in it.
 
     Attributes:
         model, stream: the bundle's model, and its stream.
         input, output: the names of the input of frames and of the output with a result per frame.
         segment, ahead: number of frames of a segment, and of frames after it that a step also reads.
-        waiting: for each stream, the frames that have no result yet.
+        waiting: the buffer of each stream.
     """
 
     def __init__(self, model: txl_runtime.Model) -> None:
@@ -44,14 +44,14 @@ class Ears:
         self.waiting = [self.none] * model.batch_size
 
     def hear(self, chunks: Mapping[int, Array], ended: Collection[int] = ()) -> dict[int, Array]:
-        """Return the results of all frames for which enough sound has arrived, by stream.
+        """Return the results of all frames whose segment and frames ahead have arrived, by stream.
 
-        For example, chunks {0: [3, 40]} may give {0: [2]}: the third frame waits for what follows it.
+        For example, segments of 8 and 4 frames ahead: chunk {0: [13, 40]} of a new stream gives results {0: [8]}.
 
         Args:
-            chunks: by stream, [T, …] with any T.
-            ended: streams whose last chunk this is. Silence takes the place of what would follow, so that each of
-                their frames gets its result.
+            chunks: new frames by stream, [T, …] with any T.
+            ended: streams of which this is the last chunk. Silence is appended to them, so that each of their frames
+                gets its result.
         """
         for row, chunk in chunks.items():
             if chunk.shape[1:] != self.none.shape[1:]:

@@ -16,13 +16,13 @@ from tones import FRAME, agreement, simulate
 from txl_runtime import TxlError
 
 ROUNDING = 1e-5
-"""Maximum difference of two results by rounding: logits are up to some tens, which float32 rounds by about 1e-6."""
+"""Maximum difference of logits that counts as rounding: they are up to some tens, which float32 rounds by 1e-6."""
 
 
 def whole(ears: Ears, frames: Array, ahead: bool = True, past: bool = True) -> Array:
-    """Return the results of one utterance [T, …] that is complete; without `ahead` or `past` those frames are silenced.
+    """Return the results of one complete utterance [T, …], e.g. results [100] for frames [100, 40].
 
-    For example, frames [100, 40] give [100].
+    Without `ahead`, frames ahead of a segment are silence. Without `past`, the stream is reset after every segment.
     """
     stream, padded, pieces = ears.model.stream(1), ears.flushed(frames)[None], []
     if ahead and past:
@@ -37,10 +37,10 @@ def whole(ears: Ears, frames: Array, ahead: bool = True, past: bool = True) -> A
 
 
 def listen(bundle: str, utterances: int = 12, seed: int = 1) -> bool:
-    """Run several streams at once: chunks of odd sizes that begin and end at different times. See `report`."""
+    """Run several streams at once, which begin and end at different times; return what `report` returns."""
     ears, random = Ears(txl_runtime.load(bundle)), np.random.default_rng(seed)
     left = list(range(utterances))
-    # by stream: index of its utterance, and the number of frames that have arrived
+    # by stream: the index of its utterance, and the number of this utterance's frames that have arrived
     speaking: dict[int, tuple[int, int]] = {}
     sounds = [simulate(int(random.integers(120, 240)), seed=index) for index in range(utterances)]
     results: list[list[Array]] = [[] for _ in sounds]
@@ -67,10 +67,10 @@ def listen(bundle: str, utterances: int = 12, seed: int = 1) -> bool:
 
 
 def report(ears: Ears, sounds: list[tuple[Array, Array]], heard: list[Array], took: Array) -> bool:
-    """Print the streams' results, their times, and the results without the frames ahead or behind.
+    """Print the streams' results, the times of the steps, and the results without the frames ahead or the past.
 
-    Return True if the streams' results equal those of whole utterances except for rounding: the number of streams that
-    are computed together changes with every chunk, which changes the last bits.
+    Return True if the streams' results equal the results of whole utterances except for rounding: the number of streams
+    that are computed together changes with every chunk, which changes the last bits.
     """
     for name, marks in (("tone ", sounds[0][1]), ("found", heard[0] > 0)):
         print(name, "".join(".#"[int(mark)] for mark in marks[:100]))
@@ -92,7 +92,7 @@ def report(ears: Ears, sounds: list[tuple[Array, Array]], heard: list[Array], to
 
 
 def main() -> int:
-    """Read the arguments and listen; returns the exit code."""
+    """Read the arguments and listen; return the exit code, 1 if results differ by more than rounding."""
     parser = argparse.ArgumentParser(description="Let a bundle listen to several streams.")
     parser.add_argument("bundle")
     try:

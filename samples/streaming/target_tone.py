@@ -1,11 +1,11 @@
-"""A streaming detector in the shape of an Emformer: it hears a tone once, and then finds that tone in a noisy stream.
+"""A streaming detector like an Emformer: it hears a tone once, and afterwards finds that tone in a noisy stream.
 
     python samples/streaming/target_tone.py tone.pt
     txl-deploy export samples/streaming/target_tone.py:build --weights tone.pt -o tone.txl \
         --segment-length 8 --batch-size 4
     python samples/streaming/listen.py tone.txl
 
-Here are the model and its training. README.md in this folder answers what people ask about streams.
+This file has the model and its training. README.md in this folder answers questions about streams.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ UPDATES = 400
 
 
 def nearness() -> Tensor:
-    """Return the initial bias of attention, [heads, rows + summary, keys]: heads look around, behind and ahead.
+    """Return the initial bias of attention, [heads, rows + summary, keys], which training changes.
 
-    For example, a key 2 frames behind has the bias -0.4 in the head that looks behind, and -6 in the one that looks
-    ahead. Training changes the bias. Bank and summary have no place in time, so theirs is the same everywhere.
+    One head begins without a bias, one prefers near frames, one prefers frames behind and one frames ahead. For
+    example, the bias of a key 2 frames behind is -0.4 in the head that prefers frames behind. Keys of the bank and the
+    query of the summary have no place in time, so their bias is 0.
     """
     rows = torch.arange(SEGMENT + AHEAD).float()
     apart = rows[:, None] - torch.cat([torch.arange(-LEFT, 0).float(), rows])
@@ -41,7 +42,7 @@ def nearness() -> Tensor:
 
 
 class Layer(nn.Module):
-    """Attention with one additional query, whose result is a summary of the frames for the next layer's bank."""
+    """A layer with attention. One additional query returns a summary of the segment's frames for the next bank."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,9 +57,10 @@ class Layer(nn.Module):
     def forward(
         self, x: Tensor, bank: Tensor, keys: Tensor, values: Tensor, hidden: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Run frames [B, L + ahead, D], bank [B, rows, D] and past keys and values; return the same and a summary.
+        """Run frames [B, L + ahead, D] with bank [B, rows, D] and past keys and values [B, left, D].
 
-        For example, frames [4, 12, 32].
+        Keys where `hidden` is True are not seen. Return new frames, e.g. [4, 12, 48], a summary [B, 1, D], and the keys
+        and values for the next segment.
         """
         frames = self.norm(x)
         asked = torch.cat([frames, frames[:, :SEGMENT].mean(1, keepdim=True)], 1)
@@ -76,7 +78,7 @@ class Layer(nn.Module):
 
 
 class Detector(nn.Module):
-    """A model that takes a segment of frames and those ahead, and returns a score per frame and the new states."""
+    """A model that takes a segment and the frames ahead of it, and returns a score per frame and the new states."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,11 +88,13 @@ class Detector(nn.Module):
     def forward(
         self, frames: Tensor, bank: Tensor, keys: Tensor, values: Tensor, segments: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Run frames [B, L + ahead, 8], states of all layers, and the number of segments so far [B]; return scores
-        [B, L].
+        """Run frames [B, L + ahead, 8], states of all layers, and the number of earlier segments [B].
+
+        Return scores [B, L], the new states, and the new number of segments.
         """
         x = self.inward(frames)
-        # Each sequence has its own counter, so they may begin at different times. The newest rows stand last.
+        # Each sequence has its own counter of segments, so sequences may begin at different times. A key is hidden
+        # until the number of frames that it `needs` has run; the newest keys stand last.
         needs = [*range(LEFT, 0, -1), *(SEGMENT * row for row in range(BANK, 0, -1)), *[0] * (SEGMENT + AHEAD)]
         hidden = (segments * SEGMENT)[:, None] < torch.tensor(needs)
         summary, states = x[:, :SEGMENT].mean(1, keepdim=True), []
@@ -109,7 +113,7 @@ def initial(batch: int) -> list[Tensor]:
 
 
 def build(weights: str | None) -> StepSpec:
-    """Return the step with names and shapes, and real frames to compare on; `txl-deploy export` calls this."""
+    """Return the model with names and shapes, and frames to compare on; `txl-deploy export` calls this function."""
     model = Detector()
     if weights:
         model.load_state_dict(txl_export.read_weights(weights))
@@ -125,7 +129,7 @@ def build(weights: str | None) -> StepSpec:
 
 
 def walk(model: Detector, frames: Tensor) -> Tensor:
-    """Return scores [B, T] of frames [B, T + ahead, 8], segment by segment."""
+    """Run frames [B, T + ahead, 8] segment by segment; return their scores [B, T]."""
     states, pieces = initial(len(frames)), []
     for first in range(0, frames.shape[1] - AHEAD, SEGMENT):
         scores, *states = model(frames[:, first : first + SEGMENT + AHEAD], *states)
@@ -134,7 +138,7 @@ def walk(model: Detector, frames: Tensor) -> Tensor:
 
 
 def streams(number: int, length: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Simulate `number` streams of `length` segments; return frames, and for each frame whether it belongs to the tone.
+    """Simulate `number` streams of `length` segments; return frames, and labels: True where the wanted tone sounds.
 
     For example, 4 streams of 3 segments give frames [4, 3 · SEGMENT + AHEAD, …] and labels [4, 3 · SEGMENT].
     """
@@ -144,7 +148,7 @@ def streams(number: int, length: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def train(updates: int = UPDATES, number: int = 16, length: int = 12) -> Detector:
-    """Train on simulated streams, through several segments at once."""
+    """Train a detector on simulated streams; gradients flow through `length` segments."""
     torch.manual_seed(0)
     model = Detector()
     optimizer = torch.optim.Adam(model.parameters(), lr=4e-3)
@@ -160,13 +164,13 @@ def train(updates: int = UPDATES, number: int = 16, length: int = 12) -> Detecto
 
 @torch.no_grad()
 def found_by(model: Detector) -> float:
-    """Return F1 on streams that training has not seen."""
+    """Return the F1 of the detector on simulated streams that training has not seen."""
     frames, labels = streams(32, 25, 0)
     return agreement([walk(model, frames).numpy()], [labels.numpy()])
 
 
 def main() -> None:
-    """Train, and save the weights."""
+    """Train a detector, write its weights, and print its F1."""
     parser = argparse.ArgumentParser(description="Train a streaming detector of one tone.")
     parser.add_argument("weights", help="file to write")
     parser.add_argument("--updates", type=int, default=UPDATES, help="default: %(default)s")

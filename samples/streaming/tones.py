@@ -1,4 +1,4 @@
-"""Simulates frames with a tone to detect, and counts how much of it was detected. Imports no torch."""
+"""Simulates frames with a tone to detect, and measures how well it was detected. This module imports no torch."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 
 def simulate(length: int, seed: int) -> tuple[Array, Array]:
-    """Return frames [length, 8] as a filter bank makes them, and a mask of those that belong to the first tone.
+    """Return frames [length, 8], like a filter bank's, and a mask of the frames in which the wanted tone sounds.
 
-    Tones last 6 frames or more, clicks 3 at most: only later frames distinguish them.
+    Frames 1 to 7 present the wanted tone, and are not in the mask. Tones last 6 frames or more, clicks at most 3: only
+    later frames distinguish a tone from a click.
     """
     random = np.random.default_rng(seed)
     frames, labels = random.normal(size=(length, BANDS)) * 0.3, np.zeros(length, np.bool_)
@@ -31,9 +32,9 @@ def simulate(length: int, seed: int) -> tuple[Array, Array]:
 
 
 def agreement(scores: list[Array], labels: list[Array]) -> float:
-    """Return F1, the agreement of scores with labels: 2 · both / (called by the scores + called by the labels).
+    """Return F1, the agreement of scores with labels: 2 · both / (scores above 0 + true labels), counted in frames.
 
-    For example, 1.0 if both call the same frames the tone's.
+    For example, 1.0 if the scores are above 0 exactly where the labels are True.
     """
     called, wanted = np.concatenate(scores) > 0, np.concatenate(labels)
     return float(2 * (called & wanted).sum() / (called.sum() + wanted.sum()))

@@ -32,19 +32,19 @@ class Competitor(ABC):
 
     @abstractmethod
     def run(self, inputs: Arrays) -> Mapping[str, Array]:
-        """Run one segment of all sequences; names are the bundle's: {"x": [B, L, 3]} → {"y": [B, L, 2]}."""
+        """Run one segment of all sequences, by the bundle's names, e.g. {"x": [B, L, 3]} → {"y": [B, L, 2]}."""
 
     @abstractmethod
     def step_bytes(self, length: int) -> int:
         """Return the smallest number of bytes that a segment of `length` positions reads when the state is full."""
 
     def advance(self, inputs: Arrays) -> None:
-        """Run one segment only to update the state. For example, {"ids": [4, 64]}."""
+        """Run one segment, e.g. {"ids": [4, 64]}, to update the state; its results are not needed."""
         self.run(inputs)
 
 
 class TokenCompetitor(Competitor):
-    """A competitor for a Transformer-XL: it reads tokens, and can compute only the result that a task needs."""
+    """A competitor for a Transformer-XL: it reads tokens, and has a method for each result that a task needs."""
 
     @abstractmethod
     def logprobs(self, tokens: Ids) -> Floats:
@@ -74,11 +74,11 @@ class TokenCompetitor(Competitor):
 
 
 Maker = Callable[[], Competitor]
-"""A function that makes a competitor when its turn comes."""
+"""A function that makes a competitor. It is called just before the competitor is compared with the bundle."""
 
 
 class BundleCompetitor(TokenCompetitor):
-    """A bundle of any family in this project's runtime, used through the public interface."""
+    """The competitor that runs a bundle of any family, through the public interface of this project's runtime."""
 
     def __init__(self, name: str, model: Model) -> None:
         self.name, self.description = name, model.backend.description
@@ -111,7 +111,10 @@ class BundleCompetitor(TokenCompetitor):
 
 
 def fill(competitor: Competitor, model: Model) -> None:
-    """Reset a competitor and fill its state; if the state grows, the bundle's own stream shows when it is full."""
+    """Reset a competitor, and run segments until its state is full.
+
+    A state that grows is full when it stops growing, which only the stream of a `BundleCompetitor` shows.
+    """
     competitor.reset()
     stream = competitor.stream if isinstance(competitor, BundleCompetitor) else None
     for inputs in filling(model.manifest, stream):

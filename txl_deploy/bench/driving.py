@@ -1,4 +1,4 @@
-"""Random inputs for any step, with the types, shapes and ranges in the bundle's tables."""
+"""Make random inputs for the steps of any bundle, with the types, shapes and ranges in the bundle's tables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def is_transformer_xl(manifest: Manifest) -> bool:
 
 
 def shortest_length(manifest: Manifest) -> int:
-    """Return the shortest segment length at which a bundle is measured: 1 for a Transformer-XL."""
+    """Return the shortest segment length at which a bundle is measured: 1 for a Transformer-XL, else its shortest."""
     return 1 if is_transformer_xl(manifest) else manifest.segment_lengths[-1]
 
 
@@ -43,9 +43,9 @@ def _random(entry: Input, sizes: tuple[int, ...], draws: np.random.Generator) ->
 def filling(manifest: Manifest, stream: Stream | None, seed: int = 0) -> Iterator[dict[str, Array]]:
     """Yield random segments of the longest length until the state is full.
 
-    If memory rows are counted, the segments fill the memory and then replace every row once. Any other state is full
-    when its shapes stop changing, which needs `stream`: the caller runs every segment on it. For example, {"ids":
-    [4, 64]}.
+    If memory rows are counted, there are enough segments to fill the memory, and one more. Otherwise the state is full
+    when its shapes stop changing; the caller runs every segment on `stream`, whose state shows the shapes. For example,
+    {"ids": [4, 64]} is a segment.
     """
     longest, shapes, same = manifest.segment_lengths[0], list[tuple[int, ...]](), 0
     counted = -(-manifest.memory_length // longest) + 1 if manifest.can.count_rows else None

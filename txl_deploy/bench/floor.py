@@ -1,7 +1,7 @@
 """Compute the bytes that a step must read, and measure the memory's speed: together they give a step's shortest time.
 
-A step of one token multiplies every weight with one vector, so it takes at least the time to read these bytes once:
-weights, keys and values, and the table of relative positions. A small model can be faster, because it fits into caches.
+A step of one token multiplies every weight with one vector. So it takes at least the time to read once the weights, the
+keys and values, and the table of relative positions. A small model can be faster, because it fits into caches.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from txl_runtime.bundle.weight_header import read_header
 from txl_deploy.bench.driving import is_transformer_xl
 
 PASSES_SECONDS = 0.15
-"""Seconds for which one measurement repeats its pass; the fastest pass counts."""
+"""Seconds for which one measurement reads the memory again and again; its fastest pass counts."""
 ARRAY_BYTES = 512 * 2**20
 """Size of the array that is read, 512 MiB: far more than a cache holds."""
 GOAL = 0.6
@@ -30,13 +30,12 @@ GOAL = 0.6
 
 
 def floor_of(bundle: Bundle, length: int, saved: int = 0) -> dict[str, int]:
-    """Return the smallest number of bytes that a segment of `length` reads, for all sequences together, by kind of
-    data.
+    """Return the smallest number of bytes that a segment of `length` reads for all sequences, by kind of data.
 
     The numbers follow from the manifest and the sizes in the weight file's header. For a Transformer-XL:
 
     * weights: the layers and the softmax, each once, as stored in the weight file;
-    * embedding: the tokens' own rows;
+    * embedding: one row of the table per token;
     * memory: M rows of keys and values, or of hidden states, per layer and sequence;
     * positions: relative positions, one table per layer, up to the clamp or the window.
 
@@ -47,7 +46,7 @@ def floor_of(bundle: Bundle, length: int, saved: int = 0) -> dict[str, int]:
       small constants that are stored in the graphs do not count;
     * state: the state of all sequences, with the largest number of rows that it can have.
 
-    `saved`: bytes by which matrices that an engine rounds are smaller.
+    `saved` is the number of bytes that an engine saves by rounding matrices; the weights are counted without them.
     """
     m = bundle.manifest
     if not is_transformer_xl(m):
@@ -101,7 +100,7 @@ def _position_bytes(m: Manifest, length: int) -> int:
 
 
 def device_floor(by: str, gb_per_second: float | None, size: int, kernels: int | None) -> DeviceFloor:
-    """Compute the shortest time of a step that reads `size` bytes."""
+    """Compute the shortest time of a step that reads `size` bytes; `by` says where the memory's speed comes from."""
     us = size / gb_per_second / 1e3 if gb_per_second else None
     goal = us / GOAL if us else None
     each = goal / kernels if goal and kernels else None
@@ -131,7 +130,7 @@ class Bandwidth(ABC):
 
     @property
     def gb_per_second(self) -> float | None:
-        """Return the median of all measurements; None before the first."""
+        """Return the median of all measurements; None before the first measurement."""
         return float(np.median(self.measured)) if self.measured else None
 
     def serves(self, competitor: str, bundle: str) -> float | None:
@@ -142,7 +141,7 @@ class Bandwidth(ABC):
 class HostBandwidth(Bandwidth):
     """The machine's reading speed: each thread computes the bitwise or of its part of one large array.
 
-    NumPy's reduction takes one vector instruction per load and holds no lock; the array is far larger than a cache.
+    NumPy's reduction needs one vector instruction per load and holds no lock. The array is far larger than a cache.
     """
 
     method = "numpy bitwise_or.reduce over 512 MB of int64, one part per thread, best pass"
@@ -152,7 +151,7 @@ class HostBandwidth(Bandwidth):
         self._parts: list[NDArray[np.int64]] = np.array_split(np.ones(ARRAY_BYTES // 8, np.int64), threads)
 
     def measure(self) -> None:
-        """See `Bandwidth`."""
+        """Read the array again and again, and append the speed of the fastest pass to `measured`."""
         size = sum(part.nbytes for part in self._parts)
         until, best = time.perf_counter() + PASSES_SECONDS, 0.0
         while time.perf_counter() < until or not best:

@@ -23,7 +23,7 @@ from txl_deploy.extras import version_of
 ROUNDS = 5
 """Default number of rounds; each competitor has one turn per round."""
 SHORTEST, LONGEST = 0.01, 600.0
-"""Smallest and largest allowed number of seconds for which a competitor is timed at a task."""
+"""Smallest and largest number of seconds for which a competitor may be timed at a task."""
 AT_REST = f"before every slice, until all threads together use less than {timing.AT_REST:.0%} of a core"
 """Description of the wait before each slice, for the measurement's conditions."""
 
@@ -44,21 +44,21 @@ def bench(
 
     Args:
         works: the tasks of the bundle, which was opened with `threads`.
-        others: competitors that have been compared with the bundle, which filled all states.
-        agreement: the results of that comparison, by competitor.
+        others: competitors that have been compared with the bundle; the comparison also filled all states.
+        agreement: the results of this comparison, by competitor.
         threads: number of threads of every competitor and of the measurement of memory.
         seconds: time for every competitor at every task, in seconds, all rounds together.
         rounds: number of turns of every competitor.
-        left_out: for each competitor that cannot run here, the reason; they are listed in the measurement.
+        left_out: for each competitor that cannot run here, the reason; the measurement lists these reasons.
         processes: True to measure load time and memory as well, in separate processes.
-        listener: is told stages and progress.
+        listener: gets the stages and the progress of the measurement.
 
     Raises:
         UsageError: seconds or rounds are out of range.
     """
     listener, model, load, memory = listener or Silent(), works.model, None, None
     check_times(seconds, rounds)
-    if processes:  # they open the same backend as the model's
+    if processes:  # these processes open the model's backend, too
         listener.stage("load in fresh processes")
         load = measure_load(model.bundle.path, threads, backend=model.backend.name)
         listener.stage("memory of a fresh process")

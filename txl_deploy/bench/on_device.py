@@ -27,7 +27,7 @@ COPIES = 4
 
 
 class DeviceBandwidth(Bandwidth):
-    """The speed of copies within a device's memory; bytes read and bytes written both count.
+    """The speed of copies within a device's memory, in bytes read and bytes written.
 
     Device memory is allocated only during a measurement. If the device has no room, nothing is measured, and `method`
     says so.
@@ -41,7 +41,7 @@ class DeviceBandwidth(Bandwidth):
         self.method = f"copies of {COPIED_BYTES // 2**20} MB on the device, bytes read and written, best pass"
 
     def measure(self) -> None:
-        """See `Bandwidth`."""
+        """Copy memory again and again, and append the speed of the fastest pass to `measured`."""
         try:
             self.measured.append(self._best())
         except BackendError as error:
@@ -63,12 +63,12 @@ class DeviceBandwidth(Bandwidth):
 
 
 def bandwidth_of(backend: object, threads: int) -> Bandwidth:
-    """Return the measurement of the memory from which a backend's programs read; on the CPU, with `threads` threads."""
+    """Return a measurement of the memory that a backend's programs read; on the CPU, with `threads` threads."""
     return DeviceBandwidth(backend) if isinstance(backend, DeviceBackend) else HostBandwidth(threads)
 
 
 def saved_bytes(model: Model) -> int:
-    """Return the bytes by which a device's engines round matrices; 0 on the CPU, and if they keep the bundle's."""
+    """Return the bytes that a device's engines save by rounding matrices; 0 on the CPU, and if no matrix is rounded."""
     if not isinstance(backend := model.backend, DeviceBackend):
         return 0
     sizes = (engine.saved_bytes for name, engine in bundle_engines(model.bundle) if f"/{backend.name}/" in name)
@@ -76,8 +76,9 @@ def saved_bytes(model: Model) -> int:
 
 
 def device_floors(model: Model, size: int, bandwidth: Bandwidth) -> tuple[DeviceFloor, ...]:
-    """Compute the shortest step's shortest time, if it reads `size` bytes, by measured and stated speed; ()
-    on the CPU.
+    """Compute the least time of the shortest step, which reads `size` bytes.
+
+    Return two results, by the measured memory speed and by the speed that the driver states; () on the CPU.
     """
     if not isinstance(backend := model.backend, DeviceBackend):
         return ()
@@ -85,7 +86,7 @@ def device_floors(model: Model, size: int, bandwidth: Bandwidth) -> tuple[Device
     shortest = min(whole, key=lambda program: program.segment_length)
     sidecars = (sidecar for name, sidecar in bundle_engines(model.bundle) if f"/{backend.name}/" in name)
     kernels = next((sidecar.kernels for sidecar in sidecars if sidecar.identity.program == shortest.name), None)
-    # because the number of bytes is that of one token
+    # a program that runs several tokens is left out, because `size` is that of one token
     kernels = kernels if shortest.kind == "step" or shortest.segment_length == 1 else None
     stated = backend.device.bandwidth()
     source = "by the driver's figures" if stated else "not known: the driver does not say how fast the memory is"
@@ -94,7 +95,7 @@ def device_floors(model: Model, size: int, bandwidth: Bandwidth) -> tuple[Device
 
 
 class _Nothing(Executable):
-    """A program that is bound to memory like the real one, but does nothing."""
+    """A program that is bound to memory like the real program, but does nothing."""
 
     def __init__(self, real: Executable) -> None:
         self.program, self.recordable = real.program, real.recordable
@@ -111,5 +112,5 @@ def without_programs(backend: DeviceBackend) -> DeviceBackend:
 
 
 def import_library(backend: str) -> None:
-    """Import the library that every process with this backend imports; no driver is needed."""
+    """Import the library that every process with this backend imports; this needs no driver."""
     import_module(PACKAGES.get(backend, "onnxruntime"))

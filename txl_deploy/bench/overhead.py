@@ -22,11 +22,11 @@ from txl_deploy.bench.timing import percentiles
 from txl_deploy.bench.works import Works
 
 PYTHON, WITH_DRIVER = "Python", "Python and the driver"
-"""Names of the measured part of a step: on the CPU, and on a device."""
+"""Names of the part of a step that is measured on the CPU, and of the part that is measured on a device."""
 
 
 class _Null(Engine):
-    """An engine that computes nothing, so that the remaining time of a step is Python's."""
+    """An engine that computes nothing, so that the whole time of a step is Python's."""
 
     nanoseconds = 0
     """Nanoseconds spent in the engine's calls so far."""
@@ -72,7 +72,7 @@ class _Timed(_Null):
 
 
 class _Puts:
-    """A timer of the calls with which a loop puts its steps into a device's queue, launches included."""
+    """A timer of the calls by which a loop puts its steps, with their launches, into a device's queue."""
 
     nanoseconds = 0
 
@@ -111,7 +111,7 @@ def overhead(works: Works, steps: int = 300) -> Overhead | None:
 
 
 def _steps(works: Works, backend: Backend, engine: _Null | _Puts | None, steps: int) -> tuple[Percentiles, Percentiles]:
-    """Return the times of steps less the part that `engine` measures, and the times of whole steps."""
+    """Return two results: the times of steps without the part that `engine` measures, and of whole steps."""
     model = copy.copy(works.model)
     model.backend = backend
     other = Works(model)

@@ -2,7 +2,8 @@
 
     python -m txl_deploy.bench.processes load|memory BUNDLE OPTIONS
 
-prints one JSON object; `measure_load` and `measure_footprint` run it. OPTIONS are those of `txl_runtime.load`, in JSON.
+This command prints one JSON object; `measure_load` and `measure_footprint` run it. OPTIONS are options of
+`txl_runtime.load` as a JSON object.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ SMAPS = Path("/proc/self/smaps")
 
 
 def measure_load(bundle: Path, threads: int, runs: int = 3, lean: bool = False, backend: str = "auto") -> LoadTime:
-    """Load a bundle and run it once, in new processes one after the other, with options of `txl_runtime.load`."""
+    """Load a bundle and run it once, in `runs` new processes one after the other; return the median times.
+
+    `lean` and `backend` are options of `txl_runtime.load`.
+    """
     options = {"backend": backend, "threads": threads, "lean": lean}
     _child("load", bundle, **options)  # reads the files into the system's cache
     hashed: list[dict[str, float]] = []
@@ -62,7 +66,10 @@ def measure_load(bundle: Path, threads: int, runs: int = 3, lean: bool = False, 
 
 
 def measure_footprint(bundle: Path, threads: int, lean: bool = False, backend: str = "auto") -> Footprint:
-    """Measure the memory of a new process that runs long and short segments, with options of `txl_runtime.load`."""
+    """Measure the memory of a new process that runs long and short segments.
+
+    `lean` and `backend` are options of `txl_runtime.load`.
+    """
     return msgspec.convert(_child("memory", bundle, backend=backend, threads=threads, lean=lean), Footprint)
 
 
@@ -94,7 +101,7 @@ def _load_and_draw(bundle: str, options: dict[str, Any]) -> dict[str, float]:
 
 
 def _load_and_run(bundle: str, options: dict[str, Any]) -> Footprint:
-    # so that `before` includes the memory that every process with this backend needs
+    # imported first, so that `before` includes the memory that every process with this backend needs
     import_library(options["backend"])
     before, samples, done = resident_bytes(), [], threading.Event()
 
@@ -117,7 +124,7 @@ def _load_and_run(bundle: str, options: dict[str, Any]) -> Footprint:
         done.set()
         sampler.join()
     settled, manifest = resident_bytes(), model.manifest
-    of_rows = manifest.state_bytes * model.batch_size  # counts the rows that streams show; a ring holds more
+    of_rows = manifest.state_bytes * model.batch_size  # counts the rows that streams show; a ring has more rows
     return Footprint(
         before=before[0] if before else None,
         peak=max([*samples, settled[0]]) if settled else None,
@@ -130,8 +137,9 @@ def _load_and_run(bundle: str, options: dict[str, Any]) -> Footprint:
 
 
 def resident_bytes() -> tuple[int, int] | None:
-    """Return (physical memory of this process in bytes, each page once; the private part of it); None except on Linux.
+    """Return (physical memory of this process, private part of this memory) in bytes; None except on Linux.
 
+    A page that is mapped several times counts once.
     /proc/self/smaps_rollup cannot be used: its resident size counts a page once per mapping, and its proportional size
     depends on other processes that map the same file.
     """
@@ -139,7 +147,7 @@ def resident_bytes() -> tuple[int, int] | None:
         lines = SMAPS.read_text(errors="replace").splitlines()
     except OSError:
         return None
-    # (the part of a file that is mapped or None, sizes)
+    # for each mapping: the mapped part of a file, or None for memory without a file, and the mapping's sizes
     mappings: list[tuple[tuple[str, str, int] | None, dict[str, int]]] = []
     for words in map(str.split, lines):
         if words[0][-1] != ":":
@@ -153,7 +161,7 @@ def resident_bytes() -> tuple[int, int] | None:
     of_files: Counter[tuple[str, str, int]] = Counter()
     for key, sizes in mappings:
         if key is None:
-            own += sizes["Rss:"]  # including memory shared without a file, which a forked process still has
+            own += sizes["Rss:"]  # includes memory that is shared without a file, which a forked process has
         else:  # a clean page belongs to the file, even if only this process maps it; a dirty page is private
             own += sizes["Private_Dirty:"]
             of_files[key] = max(of_files[key], sizes["Rss:"] - sizes["Private_Dirty:"])
@@ -169,7 +177,7 @@ def _high_water() -> int | None:
 
 
 def main(arguments: list[str]) -> None:
-    """Run the measurement in a child process, and print its result as JSON."""
+    """Run one measurement in this process, and print its result as JSON."""
     what, bundle, options = arguments
     measure = _load_and_draw if what == "load" else _load_and_run
     sys.stdout.write(msgspec.json.encode(measure(bundle, json.loads(options))).decode())

@@ -1,8 +1,8 @@
 """Time competitors in turns within each round, so that changes of the machine affect all of them.
 
 A round gives every competitor one slice of time. Before each slice the process comes to rest, because the thread pools
-of some engines spin for a while after their last call and would slow down the next competitor. Then a few calls run
-untimed. Only calls inside the slice count; each is one sample.
+of some engines spin for a while after their last call and would slow down the next competitor. A few untimed calls warm
+up. After these, each call within the slice is one sample.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ Work = Callable[[int], object]
 """A function that does one unit of work; its argument is the call's number, so that calls may use different tokens."""
 
 WARM_UP_CALLS = 3
-"""Number of untimed calls before every slice; fewer if they take longer than the slice."""
+"""Number of untimed calls before every slice; there are fewer if they take longer than the slice."""
 LEAST_CALLS = 3
 """Minimum number of calls per slice, even if calls are slow."""
 
 SLEEP = 0.02
 """Seconds over which processor time is measured to see whether the process is at rest."""
 AT_REST = 0.05
-"""Share of one core below which the threads of a process, all together, count as at rest."""
+"""Share of one core: if all threads of a process together use less, the process is at rest."""
 PATIENCE = 2.0
 """Seconds after which a process that is not at rest is timed anyway, and counted as restless."""
 
 
 def percentiles(nanoseconds: Sequence[int]) -> Percentiles:
-    """Compute percentiles of samples in milliseconds. With fewer than 100 samples, p99 is close to the largest."""
+    """Return percentiles in milliseconds. With fewer than 100 samples, p99 is close to the largest sample."""
     samples = np.asarray(nanoseconds, np.float64) / 1e6
     p50, p90, p99 = (float(value) for value in np.percentile(samples, (50, 90, 99)))
     return Percentiles(calls=len(samples), p50=p50, p90=p90, p99=p99, best=float(samples.min()))
@@ -64,9 +64,9 @@ def available_cores() -> int:
 
 
 def come_to_rest(patience: float = PATIENCE) -> bool:
-    """Sleep until no thread of this process is busy; return False if one is still busy after `patience` seconds.
+    """Sleep until no thread of this process is busy; return False if a thread is busy after `patience` seconds.
 
-    This looks at processor time instead of waiting for a fixed time, because engines spin for different times.
+    The function looks at processor time instead of waiting for a fixed time, because engines spin for different times.
     """
     until = time.perf_counter() + patience
     while True:
@@ -91,7 +91,7 @@ def interleave(
 
     Args:
         works: the functions to call, by name.
-        rounds: number of turns of each function; every round begins with a different one.
+        rounds: number of turns of each function; consecutive rounds begin with different functions.
         slice_seconds: length of a turn in seconds; a turn has at least `LEAST_CALLS` calls.
         between: a function that is called once per round when the process is at rest, e.g. to measure the machine.
         advance: a function that is called after every slice.
@@ -131,7 +131,7 @@ def time_slice(work: Work, seconds: float, numbers: count[int] | None = None) ->
     for _ in range(WARM_UP_CALLS):
         work(next(numbers))
         if time.perf_counter() > warm:
-            break  # if a call takes longer than a turn, one is enough to warm up
+            break  # if a call takes longer than a turn, one call is enough to warm up
     samples: list[int] = []
     until = time.perf_counter_ns() + int(seconds * 1e9)
     started = time.perf_counter_ns()

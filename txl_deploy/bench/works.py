@@ -19,8 +19,8 @@ SEGMENTS = 16
 class Task(NamedTuple):
     """A kind of work: the result that is computed for each segment of `segment_length` tokens.
 
-    `decode` computes the log-probabilities after one token; `prefill` only the most likely next token after a segment;
-    `score` the negative log-likelihood of every token of a segment; `step` all outputs of a segment.
+    `decode` computes the log-probabilities after one token; `prefill` computes only the most likely token after a
+    segment; `score` computes the negative log-likelihood of every token of a segment; `step` computes all outputs.
     """
 
     kind: str
@@ -34,8 +34,8 @@ class Works:
         model: the loaded bundle.
         ours: the bundle as a competitor.
         memory_form: "kv" or "hidden" for a Transformer-XL; None for a model timed at its steps.
-        tasks: decode with segments of 1, prefill and score with the longest segments; or step with segments of every
-            length.
+        tasks: decode with segments of 1, prefill and score with the longest segments; for any other model, step with
+            segments of every length.
     """
 
     def __init__(self, model: Model) -> None:
@@ -68,7 +68,7 @@ class Works:
         return lambda index: call(tokens[index % SEGMENTS])
 
     def rates(self, size: int, positions: int, per_second: float) -> dict[str, Any]:
-        """Return the fields of a `Row` for bytes and speed; a call of `positions` positions reads `size` bytes."""
+        """Return the fields of a `Row` for bytes and speed, if a call reads `size` bytes for `positions` positions."""
         if self.memory_form is None:
             return {"positions_per_second": per_second, "bytes_per_step": size}
         return {"tokens_per_second": per_second, "bytes_per_token": size / positions}

@@ -1,1 +1,1 @@
-"""One module per verb of the command line: it connects options with functions, and prints tables and progress."""
+"""A module per verb of the command line, which connects options with functions, and prints tables and progress."""

@@ -28,11 +28,11 @@ from txl_deploy.loading import load_alone
 from txl_deploy.plotting import check_plot, draw
 
 DEFAULT = ("torch", "torch-kv")
-"""Competitors of a Transformer-XL without --against."""
+"""Competitors of a Transformer-XL if --against is not given."""
 OWN_DEFAULT = ("torch", "torch-compile")
-"""Competitors of a user's own model without --against."""
+"""Competitors of a user's own model if --against is not given."""
 NONE = "none"
-"""Value of --against for no competitor."""
+"""Value of --against with which no competitor is measured."""
 
 
 def run(
@@ -59,7 +59,7 @@ def run(
 ) -> None:
     """Measure decoding, prefill and scoring with full memory, competitors in turns; load time and memory.
 
-    Of a model of your own: its steps, segments of every length.
+    Of a model of your own, its steps are measured, with segments of every length.
     """
     asked = None if against is None else _names(against)
     source = asked_module(module, weights, adapter, config)
@@ -94,7 +94,7 @@ def _measured(
     threads: int,
     seconds: float,
 ) -> Measurement:
-    """Measure the bundle and its competitors, if any. What a user's code prints goes to standard error."""
+    """Measure the bundle and its competitors, if any. Lines that the user's code prints go to standard error."""
     own = works.memory_form is None
     there = source is not None if own else find_spec("torch") is not None
     usual = OWN_DEFAULT if own else DEFAULT
@@ -120,7 +120,7 @@ def _measured(
 
 
 def _tell(display: Display, names: tuple[str, ...], left_out: dict[str, str], new: dict[str, str], asked: bool) -> None:
-    """Warn of competitors that were left out; raise UsageError if the user named some and none of them can run."""
+    """Warn of competitors that were left out; raise UsageError if the user named competitors and none can run."""
     if asked and len(left_out) == len(names):
         name, why = next(iter(left_out.items()))
         raise UsageError(f"--against {name}: {why}; expected one that can run here, or none")
@@ -145,7 +145,7 @@ def _makers(
     threads: int,
     listener: Display,
 ) -> tuple[dict[str, Maker], dict[str, str]]:
-    """Return makers of the competitors that can run here, and the reasons why the rest cannot."""
+    """Return makers of the competitors that can run here, and the reason for each competitor that cannot."""
     if source is not None:
         from txl_deploy.bench.competitors.own_module import own_competitors
 

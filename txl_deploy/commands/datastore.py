@@ -57,8 +57,8 @@ def run(
 ) -> None:
     """Build a store of what a model has read, which score, generate and serve search at each prediction.
 
-    Whatever ended a build, the same command goes on with it. A gate learns on a text that the store has not read how
-    much its neighbours are worth at each position, and where no search is made.
+    If a build was ended, the same command continues it. fit trains a gate on a text that the store has not read: the
+    gate says how much the neighbours are worth at each position, and at which positions no search is made.
     """
     for_build = {"-o": output, "--append": append, "--field": named, "--recursive": recursive}
     for_fit = {"--knn": knn, "--knn-temperature": knn_temperature, "--bound": bound}

@@ -26,11 +26,11 @@ PAIRS = (
     ("position_axes", "--position-axis", "NAME=N, an input or output of the file and an axis of it from 0", False),
     ("windows", "--window", "NAME=ROWS, an input of the file and a number of rows", False),
 )
-"""Options that take pairs NAME=VALUE: (field, flag, form for messages, True if the part after the = may be missing)."""
+"""Options that take pairs NAME=VALUE: (field, flag, description of a pair for messages, True if VALUE may be empty)."""
 
 
 def _with_export_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add a flag for every option of an export to the command, before its --json."""
+    """Add a flag for every field of `ExportOptions` to the command's parameters, before its --json."""
     signature, fields = inspect.signature(command, eval_str=True), inspect.signature(ExportOptions).parameters
     flags = []
     for name, flag in flags_of_export().items():
@@ -119,7 +119,7 @@ def _numbers(flag: str, pairs: dict[str, str] | None, form: str) -> dict[str, in
 def _beside(source: str | Path) -> Path:
     """Return the default path of the bundle: the path of the checkpoint or model file, with the suffix .txl."""
     path = source if isinstance(source, Path) else Path(source.rpartition(":")[0])
-    # for FOLDER:NODE, a file name without a colon
+    # FOLDER:NODE becomes FOLDER-NODE, because not every system allows a colon in file names
     path = path.with_name(path.name.replace(":", "-")) if path.name else path
     if path.name in ("", ".."):
         raise UsageError(f"{path}: has no name to call the bundle by, expected CHECKPOINT's; give -o BUNDLE")

@@ -39,7 +39,7 @@ RECORDED = {
     "engine": "by itself: it was built in an older way; build it again",
     None: "by nobody",
 }
-"""Words that `inspect` shows, by the part of the program that recorded an engine's CUDA graph."""
+"""Words that `inspect` shows for the value of `recorded_by`: the part that recorded an engine's CUDA graph, or None."""
 
 
 def run(
@@ -154,12 +154,11 @@ def run(
 
 
 def _step_of(bundle: Bundle, broken: list[str]) -> dict[str, Any] | None:
-    """Describe a bundle's compiled step without loading it; None if there is none, or a faulty one, which is added to
-    `broken`.
+    """Describe a bundle's compiled step without loading it; a fault of the step is added to `broken`.
 
     Returns:
-        The sidecar's facts, with "not_here" and "not_auto": the reasons why the step does not run on this machine, and
-        why backend "auto" does not use it; "" if it does.
+        The sidecar's facts, with two reasons: "not_here" why the step does not run on this machine, and "not_auto" why
+        backend "auto" does not use it; "" if it does. None if there is no step, or a faulty step.
     """
     if opening.STEP not in bundle.manifest.files:
         return None
@@ -189,7 +188,7 @@ def _tried(path: Path, manifest: Manifest, memory: int | None, seconds: int | No
 
 
 def _print_tried(rows: list[TriedProgram]) -> None:
-    """Print a row for each program that was tried; a dash if the system reports no memory."""
+    """Print a row for each program that was tried; the peak memory is a dash if the system does not report it."""
     shown = [
         (
             row.program,
@@ -205,7 +204,7 @@ def _print_tried(rows: list[TriedProgram]) -> None:
 
 
 def print_skeleton(path: Path, document: dict[str, Any]) -> None:
-    """Print the Python module, to be completed by the user, for a TorchScript archive that was described.
+    """Print the Python module for a TorchScript archive, which the user completes; `document` describes the archive.
 
     Raises:
         UsageError: there is no such module for the file.
@@ -217,7 +216,10 @@ def print_skeleton(path: Path, document: dict[str, Any]) -> None:
 
 
 def _is_engine(path: Path) -> bool:
-    """Return True if a graph is an engine, by its folder or sidecar; JSON beside it alone proves nothing."""
+    """Return True if a graph is an engine: it lies in a folder of engines, or a readable sidecar lies beside it.
+
+    JSON that is no sidecar proves nothing.
+    """
     facts = path.parent / sidecar_path(path.name)
     with contextlib.suppress(BundleError):
         return f"{path.absolute().parent.parent.name}/" == ENGINES or (facts.exists() and bool(read_sidecar(facts)))
@@ -336,7 +338,7 @@ def _print_weights(engines: list[Sidecar], weight_bytes: int) -> None:
 
 
 def _weights_of(facts: dict[str, Any]) -> list[str]:
-    """Describe where an engine's weights are: in the engine, or in one place for all engines of the bundle."""
+    """Return where an engine's weights are: in the engine, or in one place for all engines of the bundle."""
     held, given_bytes = facts["weight_bytes"], facts["given_weights"]
     parts = ["all held by the engine" if held is None else f"{prefixed(held)} held by the engine"]
     return parts + ([f"{given_bytes} read where all engines of the bundle read them"] if given_bytes else [])

@@ -26,7 +26,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout,
 
 
 def _share(text: str) -> float | str:
-    """Return W from the option's text: a number, or "gate"."""
+    """Return the value of --knn-weight from its text: a number, or "gate"."""
     return text if text == "gate" else float(text)
 
 
@@ -84,7 +84,7 @@ def takes_datastore(run: Callable[..., None]) -> Callable[..., None]:
 
 
 def like_export(name: str) -> Any:
-    """Return the flag of one of export's options, for a different verb that has the same option."""
+    """Return the flag of the option `name` of `export`, for a different verb that has the same option."""
     from txl_export.options import flags_of_export
 
     flag = flags_of_export()[name]
@@ -92,7 +92,7 @@ def like_export(name: str) -> Any:
 
 
 def parse_aliases(pairs: list[str] | None) -> dict[str, str]:
-    """Parse the pairs of --alias; raise the UsageError of `parse_pairs`."""
+    """Parse the pairs of --alias, as `parse_pairs` does: ["a.b=c.d"] becomes {"a.b": "c.d"}."""
     return parse_pairs("--alias", pairs, "theirs=original, dotted names both")
 
 

@@ -1,4 +1,4 @@
-"""Models of the user's own on the command line: the argument FILE.py:FUNCTION, and the traceback if the file fails."""
+"""Check the arguments that name a user's own model, e.g. FILE.py:FUNCTION, and show the traceback if its file fails."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from txl_deploy.stopping import received
 
 
 def of_own_module(given: str) -> str | None:
-    """Return the argument if it names a function of a Python file, else None; an existing path is a checkpoint."""
+    """Return the argument if it names a function of a Python file; None if not, e.g. for the path of a checkpoint."""
     file, _, function = given.rpartition(":")
     own = not Path(given).exists() and bool(function) and (file.endswith(".py") or Path(file).is_file())
     return given if own else None
@@ -40,10 +40,10 @@ def check_source(given: str) -> None:
 
 
 def of_adapter(name: str, checkpoint: str | None, weights: Path | None) -> Path:
-    """Return the checkpoint for a package's model (`--adapter`).
+    """Return the checkpoint of a package's model, which is given by `--weights` beside `--adapter`.
 
     Raises:
-        UsageError: no checkpoint is given, or it does not exist, or two are given.
+        UsageError: `--weights` is missing or does not exist, or a CHECKPOINT is given as well.
     """
     if checkpoint is not None:
         raise UsageError(
@@ -63,7 +63,7 @@ def own_frames() -> Iterator[None]:
     try:
         yield
     except TxlError as error:
-        # not after SIGTERM, which ends a module as its own exit would
+        # not after SIGTERM, whose SystemExit ends the user's module as if the module had called exit
         if (frames := getattr(error, "frames", "")) and not received():
             stderr.print(frames.rstrip(), soft_wrap=True, style="dim" if stderr.is_terminal else None)
         raise

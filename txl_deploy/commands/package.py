@@ -19,7 +19,7 @@ OF_TARGETS = {
     "c": ("segment-length", "batch-size", "name", "weights-file", "max-bytes", "unverified"),
     "web": ("onnxruntime-web", "single"),
 }
-"""Options that only one of the targets has."""
+"""Options that only one target has, by target."""
 
 
 def run(

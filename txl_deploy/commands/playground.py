@@ -28,9 +28,9 @@ REDIRECT = """<!DOCTYPE html>
 <html lang="en"><meta charset="utf-8"><title>Playground</title><meta name="referrer" content="no-referrer">
 <meta http-equiv="refresh" content="0; url={0}"><p><a href="{0}">Playground</a></p></html>
 """
-"""A private file with the address, given to the browser: other users can see program arguments, but not this file."""
+"""Text of a private file that sends the browser to the address: other users can see arguments, but not this file."""
 DAY = 86_400.0
-"""Seconds for which a page may stay unused, one day; its sessions end with the page anyway."""
+"""Seconds after which an unused session ends, one day: a page's sessions end with the page anyway."""
 
 
 @takes_datastore

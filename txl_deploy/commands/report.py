@@ -73,7 +73,7 @@ def run(
 
 
 def _opened(mixture: Mixture, model: Model, ids: Ids) -> Searched | None:
-    """Open a datastore to measure with, without the rows of the text; None for a W of 0."""
+    """Open a datastore to measure with, and hide the rows of the text `ids` in it; None if its weight W is 0."""
     from txl_report.measuring import Searched
 
     from txl_deploy.retrieval.store import open_store

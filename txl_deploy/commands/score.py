@@ -60,7 +60,7 @@ def run(
 ) -> None:
     """Score a text, or the documents of a folder or a file: perplexity, bits per token and, of text, per byte.
 
-    Documents begin with the bundle's boundary token, if it has one; one text alone begins without it.
+    Each document begins with the bundle's boundary token, if it has one; a single text begins without it.
     """
     from txl_deploy.corpora.sources import Corpus, is_corpus
     from txl_deploy.retrieval.store import open_store
@@ -109,7 +109,7 @@ def _in_one_line(result: dict[str, Any]) -> str:
 def _as_one_stream(
     bundle: Path, file: Path, backend: str, threads: int | None, store_of: Callable[[Model], Store | None]
 ) -> dict[str, Any]:
-    """Score one text with one stream, from beginning to end."""
+    """Score one text with one stream, from beginning to end; return the sums and means as plain data."""
     from txl_report.calibration import begins_with_fitted, fitted
 
     model = load_alone(bundle, backend=backend, threads=threads)
@@ -156,7 +156,7 @@ def _as_one_stream(
 
 
 def _read(file: Path, vocabulary: Vocabulary | None) -> tuple[NDArray[Any], int | None]:
-    """Return token ids [T], and the number of bytes of all tokens except the first; None instead for an .npy file."""
+    """Return token ids [T], and the number of bytes of all tokens except the first, or None for an .npy file."""
     from txl_export.token_files import read_ids, regular
 
     if file.suffix == ".npy":

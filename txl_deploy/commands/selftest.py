@@ -45,7 +45,7 @@ def run(bundle: Bundle, backend: Backend = "auto", threads: Threads = None, json
 
 
 def _record(model: Model) -> None:
-    """Record in the engines' sidecars that the engines passed; a read-only bundle only gets a note."""
+    """Record in the engines' sidecars that the engines passed; if the bundle is read-only, print a note instead."""
     if model.backend.name == "cpu":
         return
     from txl_engines.recording import record_pass

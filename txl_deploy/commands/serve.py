@@ -14,7 +14,7 @@ from txl_deploy.extras import require
 from txl_deploy.retrieval import Mixture
 
 NEEDED = ("starlette", "uvicorn", "prometheus_client")
-"""Packages that the server needs besides the runtime's."""
+"""Packages that the server needs besides the packages of the runtime."""
 TOKEN = "TXL_DEPLOY_TOKEN"  # noqa: S105 - the variable's name
 """Environment variable that holds the token, if no option gives it."""
 LONGEST_TOKEN = 4096

@@ -96,7 +96,7 @@ def run(
 
 
 def _bisect(bundle: Path, checkpoint: Path | None, backend: str, json: bool) -> None:
-    """Compare the bundle with its reference layer by layer; exit with code 1 if a layer differs."""
+    """Compare the bundle with its reference layer by layer, and print the result; exit code 1 if a layer differs."""
     from txl_export.verifying import bisect
 
     bisection = bisect(bundle, checkpoint, backend)

@@ -1,4 +1,4 @@
-"""Define the forms that a document has between its file and its result."""
+"""Define the classes of a document between its file and its result: `Document`, `Bad` and `Unit`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from txl_runtime.types import Ids
 
 
 def spelled(path: Path) -> str:
-    """Write a path for results and messages; bytes that are not UTF-8 are escaped."""
+    """Return a path as text for results and messages; bytes that are not UTF-8 are escaped."""
     return os.fsencode(path).decode(errors="backslashreplace")
 
 
@@ -21,7 +21,7 @@ class Document:
 
     Attributes:
         index: index of the document in the corpus; documents that cannot be read are counted, too.
-        id: the document's name in the file; without one, the file and the line.
+        id: the name that the file gives to the document; if it gives none, the file and the line.
         place: the file and the line, for messages.
         content: text as bytes, or token ids as whole numbers [T].
         weight: number of bytes that the document takes in its file, for progress.
@@ -48,7 +48,7 @@ class Unit:
     """A piece of work: token ids that are scored as one sequence that begins with empty memory.
 
     Attributes:
-        index, id, place, weight: the fields of the document.
+        index, id, place, weight: the same fields as in `Document`.
         ids: token ids int32 [T]; the first is only context.
         tokens: number of tokens of the document.
         scored_bytes: number of bytes of text that are scored; None for a document of token ids.
@@ -71,8 +71,8 @@ class Unit:
 
     @property
     def own(self) -> Ids:
-        """Return the document's own tokens, int32, without a boundary token before them.
+        """Return the document's own tokens, int32 [tokens], without the boundary token before them.
 
-        For example, [5, 9] of the unit [0, 5, 9].
+        For example, [5, 9] if `ids` is [0, 5, 9] with the boundary token 0.
         """
         return self.ids[len(self.ids) - self.tokens :]

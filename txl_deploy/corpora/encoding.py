@@ -19,7 +19,8 @@ class Encoder:
     """An encoder, which turns documents into units.
 
     Args:
-        vocabulary: the bundle's vocabulary; if it is None, only documents of token ids can be scored.
+        manifest: the bundle's manifest, which may name a boundary token.
+        vocabulary: the bundle's vocabulary; if it is None, only documents of token ids can be encoded.
     """
 
     def __init__(self, manifest: Manifest, vocabulary: Vocabulary | None) -> None:

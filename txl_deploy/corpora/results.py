@@ -1,4 +1,4 @@
-"""The file of results: JSON lines, written document by document, from which an interrupted run can continue.
+"""Write the file of results: JSON lines, one per document, from which an interrupted run can continue.
 
 The first line names the model, the corpus and the options. Every further line is the result of one document
 (`totals.Scores`), in the order of computation. Only the last line can be incomplete, after a kill or on a full disk; it
@@ -27,14 +27,14 @@ FORMAT = "txl-deploy.scores/1"
 LATER = {"weights", "vocabulary"}
 """Fields of the first line that files of version 0.8.0 lack."""
 UNKNOWN = "was begun by version 0.8.0, so nothing tells whether weights and vocabulary are still the same"
-"""Warning for a file of version 0.8.0."""
+"""Warning when a run continues a file of version 0.8.0."""
 
 
 def header_of(manifest: Manifest, corpus: Corpus, store: Store | None = None) -> dict[str, Any]:
     """Return the first line of the file, which identifies the bundle, the documents and the datastore.
 
-    The model id alone does not suffice: it is the same for two int8 exports that quantised different weights, and for
-    two vocabularies. The segment length is included because it changes the results.
+    The model id does not suffice: two int8 exports that quantised different weights have the same model id, and so have
+    two exports with different vocabularies. The segment length is included because it changes the results.
     """
     return {
         "model_id": manifest.model_id,
@@ -58,8 +58,8 @@ class Results:
         totals: the sums of these results.
 
     Raises:
-        UsageError: the file exists and neither `resume` nor `force` is given; it is not a file of results of this run,
-            or is damaged; a second run writes to it; or it cannot be written.
+        UsageError: the file exists and neither `resume` nor `force` is given; or the file is not of this run, is
+            damaged, cannot be written, or a second run writes to it.
     """
 
     def __init__(self, path: Path, header: dict[str, Any], resume: bool = False, force: bool = False) -> None:
@@ -93,12 +93,12 @@ class Results:
         self._file.close()
 
     def add(self, scores: Sequence[Scores]) -> None:
-        """Append the scores as lines.
+        """Append a line for each of the scores.
 
         Raises:
             OSError: the disk is full; an incomplete line is removed when the run continues.
         """
-        # the old content is replaced only now, so that a run that fails before its first result keeps it
+        # the old content is replaced only now, so that a run that fails before its first result does not lose it
         if self._begin:
             self._file.truncate(0)
         self._file.write(self._begin + b"".join(msgspec.json.encode(each) + b"\n" for each in scores))

@@ -34,7 +34,11 @@ def score_corpus(
     """Score every document of a corpus that has no result in the file of results yet.
 
     Args:
-        skip_bad: True to count documents that cannot be scored, and go on; False to stop at the first one.
+        model: the model that scores.
+        corpus: the documents.
+        out: the file of results; None to keep only the sums.
+        resume, force: True to continue `out`, or to replace it.
+        skip_bad: True to count documents that cannot be scored; False to stop at the first of these documents.
         jobs: number of threads that score.
         store: a datastore to search at each position, without the rows of the document itself.
 
@@ -42,7 +46,7 @@ def score_corpus(
         The sums of all results, including the results of earlier runs.
 
     Raises:
-        TxlError: a file cannot be read, or a document cannot be scored; results written before it are kept.
+        TxlError: a file cannot be read, or a document cannot be scored; results that were written before are kept.
     """
     manifest, totals, results, known = model.manifest, Totals(), None, 0
     require_tokens(manifest, "score")

@@ -1,4 +1,4 @@
-"""Score units with one model: as many side by side as it has sequences, each with empty memory, on several threads."""
+"""Score units with one model, on several threads; each sequence of a stream scores one unit, from empty memory."""
 
 from __future__ import annotations
 
@@ -21,28 +21,26 @@ from txl_deploy.retrieval.store import Store
 SEGMENTS_PER_CALL = 16
 """Number of longest segments per call, so that memory does not depend on a document's length."""
 MOST_DOCUMENTS = 4096
-"""Maximum number of documents in a window, which is read ahead and sorted by length, so that batches need
-less padding.
-"""
+"""Maximum number of documents in a window: documents that are read ahead and sorted by length, for less padding."""
 ENOUGH_TOKENS, MOST_TOKENS = 1 << 20, 1 << 26
-"""Number of tokens at which a window ends if every row has a document, and number at which it ends in any case."""
+"""Number of tokens at which a window ends if it has 4 documents for every row, and at which it ends in any case."""
 Told = Callable[[Sequence[Unit], float], None]
-"""A function that is told a batch, and the share of the batch that was scored since the last call."""
+"""A function for progress: it gets a batch, and the share of the batch that was scored since the last call."""
 Scored = tuple[list[Unit], list[float | str]]
-"""(a batch; for each of its units, the sum of negative log-likelihoods in nats, or the reason why there is none)."""
+"""A batch, and for each of its units the sum of negative log-likelihoods in nats, or the reason why there is none."""
 
 
 def rows_of(manifest: Manifest) -> int:
     """Return the number of documents of different lengths that one stream of a model scores at once.
 
-    Documents of different lengths need independent sequences, and segments in which any number of tokens may count;
-    other models score one document at a time.
+    Documents of different lengths need independent sequences, and segments in which any number of tokens may count. If
+    a model lacks these, it scores one document at a time.
     """
     return manifest.batch_size if manifest.can.run_apart and manifest.can.run_ragged else 1
 
 
 def batches(units: Iterable[Unit], rows: int, jobs: int = 1) -> Iterator[list[Unit]]:
-    """Yield batches of `rows` units of similar length, window by window; in a window, the longest come first."""
+    """Yield batches of `rows` units of similar length, window by window; each window begins with its longest units."""
     window: list[Unit] = []
     tokens, least = 0, 4 * rows * jobs
     for unit in units:
@@ -64,8 +62,9 @@ class Scorer:
     """A model with one stream, which scores units.
 
     Args:
-        store: a datastore to search at each position. A document's own rows are hidden from it, so they are scored one
-            by one.
+        model: the model that scores.
+        store: a datastore to search at each position. A document's own rows are hidden in it, so documents are scored
+            one by one.
 
     Raises:
         UsageError: the model cannot score tokens.
@@ -119,7 +118,10 @@ def _no_number(total: float) -> str:
 def on_threads(
     model: Model, work: Iterable[list[Unit]], jobs: int, told: Told, store: Store | None = None
 ) -> Generator[Scored]:
-    """Yield batches when they are finished, from `jobs` threads with a stream each; with 1 job, from this thread."""
+    """Yield batches with their scores when they are finished.
+
+    `jobs` threads, each with a stream, score the batches; if `jobs` is 1, this thread does.
+    """
     if jobs == 1:
         scorer = Scorer(model, store)
         for batch in work:

@@ -1,8 +1,8 @@
 """Read documents from a folder, or from a file of JSON lines.
 
-A folder's documents are the files directly in it, or with `recursive` also below it, sorted by name; hidden files are
-left out. The suffix decides the form: `.npy` holds token ids; `.jsonl` holds one document per line, `{"text": "…",
-"id": "…"}` or `{"tokens": [1, 2, 3]}`; any other file is one text.
+A folder's documents are the files in it, and with `recursive` also the files in its folders, sorted by name; hidden
+files are left out. A file's suffix says what it holds: `.npy` holds token ids; `.jsonl` holds one document per line,
+`{"text": "…", "id": "…"}` or `{"tokens": [1, 2, 3]}`; any other file is one text.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HOLDING = ".jsonl"
 Done = Callable[[int, int], bool]
 """A function (index, weight of a document) → True if the document has a result already and need not be read."""
 TokenIds = list[Annotated[int, Meta(ge=0, lt=2**31)]]
-"""Token ids in a line of a corpus."""
+"""Type of the token ids in a line of a corpus."""
 
 
 def is_corpus(path: Path) -> bool:
@@ -54,7 +54,7 @@ class Corpus:
     left_out: int = 0
 
     def __post_init__(self) -> None:
-        """List the files.
+        """List the files of the corpus in `files`.
 
         Raises:
             UsageError: there is no file, a folder cannot be read, or the field's name is not printable.
@@ -87,7 +87,7 @@ class Corpus:
                 self.left_out += 1
 
     def name(self, file: Path) -> str:
-        """Name a file's documents by the file's path in the folder; bytes that are not UTF-8 are escaped."""
+        """Return the name of a file's documents: its path in the folder, with bytes that are not UTF-8 escaped."""
         return spelled(file.relative_to(self.path) if file != self.path else Path(file.name))
 
     def size(self) -> int:
@@ -95,8 +95,9 @@ class Corpus:
         return sum(map(_size, self.files))
 
     def identity(self) -> str:
-        """Return a SHA-256 over names, contents and the names of unreadable files; the corpus's own path is not
-        included.
+        """Return a SHA-256 of the names and contents of all files, and of the names of unreadable files.
+
+        The path of the corpus itself is not included.
 
         Raises:
             UsageError: a file of many documents cannot be read.
@@ -120,8 +121,8 @@ class Corpus:
         """Yield all documents for which `done` returns False, in the corpus's order.
 
         Raises:
-            UsageError: a file of many documents cannot be read to its end. It is not skipped, because the number of
-                documents in the rest is unknown, and every later document would have a wrong index.
+            UsageError: a file of many documents cannot be read to its end. Such a file is not skipped, because the
+                number of its documents is unknown, and every later document would have a wrong index.
         """
         index = 0
         for file in self.files:

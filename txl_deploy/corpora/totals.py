@@ -1,4 +1,4 @@
-"""Define the result of a document, and add up results."""
+"""Define the result of a document, and add up the results of documents."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Scores(Struct, frozen=True, kw_only=True):
         index: index of the document in the corpus.
         id: the document's name.
         tokens: the document's number of tokens.
-        scored: number of scored tokens: all tokens if the bundle has a boundary token, else all except the first.
+        scored: number of scored tokens, which are all tokens if the bundle has a boundary token, else all but one.
         nll: mean negative log-likelihood in nats per scored token; None if no token is scored.
         perplexity: exp(nll); None beyond the range of float.
         bits_per_byte: bits per byte of the scored text; None for token ids, and if the vocabulary lacks words.
@@ -100,7 +100,7 @@ class Totals:
         self._is_text &= scores.scored_bytes is not None
 
     def document(self) -> dict[str, Any]:
-        """Return sums, and means over tokens, as plain data; the keys of a single text's result are among them."""
+        """Return sums, and means over tokens, as plain data, with the same keys as the result of a single text."""
         text = self._bytes if self._is_text and not self._unknown else None
         return {
             "tokens": self._tokens,

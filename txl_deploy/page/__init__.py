@@ -1,6 +1,6 @@
 """The page on which people try a model: at /playground on a server, or beside the model in a package for browsers.
 
-It is the same page over two back ends, `static/server.js` and `static/local.js`.
+The page is the same in both places: `static/server.js` asks a server, `static/local.js` runs the model in the browser.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ STATIC = Path(__file__).with_name("static")
 HTML = "page.html"
 """File name of the page; a package has it as index.html."""
 STYLES = (Path(txl_report.__file__).with_name("templates") / "base.css", STATIC / "page.css")
-"""The style that the page shares with reports, and its own, in the order in which the page has them."""
+"""Style sheets in the page's order: the sheet that the page shares with reports, then the page's own sheet."""
 
 
 def files() -> list[Path]:

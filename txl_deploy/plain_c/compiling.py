@@ -16,10 +16,10 @@ from txl_deploy.plain_c.rendering import FLAGS
 
 
 def find_compiler() -> list[str]:
-    """Return the compiler's command: the variable CC, or cc.
+    """Return the compiler's command, from the environment variable CC; ["cc"] if it is not set.
 
     Raises:
-        BackendError: no compiler was found, or none can compile the comparison, which is written for POSIX.
+        BackendError: no compiler was found; or this is Windows, and the comparison is written for POSIX.
     """
     if sys.platform == "win32":
         raise BackendError(
@@ -45,7 +45,7 @@ def compile_replay(
     """Compile a package's source, and the program that replays steps on it.
 
     Returns:
-        The object file of the source, and the program, both beside the program's source.
+        The object file of the package's source, and the program. Both lie beside the program's source, `replay`.
 
     Raises:
         BackendError: the compiler refuses.
@@ -75,7 +75,7 @@ def _run(command: list[str], folder: Path) -> None:
 
 
 def code_bytes(compiled: Path) -> int | None:
-    """Return the bytes of machine code in an object file, without constants; None without `size` of binutils."""
+    """Return the bytes of machine code in an object file, without constants; None if binutils' `size` is missing."""
     size = shutil.which("size")
     if size is None:
         return None

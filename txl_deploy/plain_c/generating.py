@@ -1,7 +1,8 @@
 """Turn a step's graph into C: emx-onnx-cgen writes the program, and weights become arrays that it reads.
 
-The generator would write every weight into its text. As inputs of the graph they can lie in flash or in a mapped file.
-Names in the graph are replaced first: a stranger's bundle may have chosen them, and they appear in comments of C.
+The generator would write every weight into its text. Weights that are inputs of the graph can lie in flash or in a
+mapped file. Names in the graph are replaced first: a stranger's bundle may contain any names, and names appear in
+comments of C.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from txl_runtime.types import Array
 from txl_deploy.plain_c.step import PlainStep
 
 LARGE = 64
-"""Bytes from which on a weight is an argument of the program; smaller ones stay in its text."""
+"""Smallest size in bytes of a weight that is an argument of the program; smaller weights stay in the program's text."""
 WEIGHTS = {np.dtype(np.float32): "float", np.dtype(np.uint8): "uint8_t"}
-"""Types of weights that are arguments of the program, and their names in C; other types stay in its text."""
+"""Types of weights that are arguments, and the types' names in C; weights of other types stay in the program's text."""
 INDEXED = dict.fromkeys(("Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND"), 0)
 INDEXED["TensorScatter"] = -2
-"""Operators that index an axis by an input, and the axis if no attribute names one."""
+"""Operators that index an axis by an input; for each operator, the axis that it indexes if no attribute names one."""
 KINDS = {"float32": "float", "int32": "int32_t", "bool": "bool"}
-"""Types of the bundle's tables → types of C."""
+"""Names of types in C, by the type's name in the bundle's tables."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Generated:
     Attributes:
         source: the text: `static void NAME_program(inputs…, weights…, outputs…)` and the functions that it calls.
         weights: weights with a type of `WEIGHTS` and `LARGE` bytes or more, in the order of the parameters.
-        multiply_adds: number of them in one step, in matrix products and convolutions; None if a shape is unknown.
+        multiply_adds: number of multiply-adds in the matrix products and convolutions of a step; None if unknown.
     """
 
     source: str
@@ -48,10 +49,10 @@ class Generated:
 
 
 def generate(bundle: Bundle, step: PlainStep, name: str) -> Generated:
-    """Write a step as C.
+    """Return the C of a step, and the weights that it takes as arguments.
 
     Raises:
-        BackendError: the generator fails; the message quotes it.
+        BackendError: the generator fails; the message quotes the generator's error.
     """
     from emx_onnx_cgen.compiler import Compiler, CompilerOptions
 
@@ -73,7 +74,7 @@ def generate(bundle: Bundle, step: PlainStep, name: str) -> Generated:
     options = CompilerOptions(model_name=f"{name}_program", large_temp_threshold_bytes=0, large_weight_threshold=0)
     try:
         source = Compiler(options).compile(model)
-    except Exception as error:  # the generator raises its own errors, and any other for an unexpected graph
+    except Exception as error:  # for an unexpected graph, the generator may raise any class
         raise BackendError(
             f"program {step.program.name} cannot be written as C: emx-onnx-cgen says {one_line(error)}; run this model "
             "with the library for C and C++ (docs/embedding.md)"
@@ -101,9 +102,9 @@ def _prepare(model: Any) -> None:
 
 
 def _fold(onnx: Any, model: Any) -> None:
-    """Compute everything that depends on weights alone; the program would compute it in every step, on the stack.
+    """Replace nodes that depend only on weights by their results, which the program would compute in every step.
 
-    Nodes that only repeat a weight stay: computing their result is faster than reading it.
+    Nodes that only repeat a weight stay, because computing their result is faster than reading it.
     """
     from onnx.reference import ReferenceEvaluator
 
@@ -130,10 +131,10 @@ def _fold(onnx: Any, model: Any) -> None:
 
 
 def _bound(onnx: Any, model: Any) -> None:
-    """Clip an index out of range to the nearest one in range: ONNX Runtime refuses it, C would read any memory.
+    """Add nodes that clip indices to their range: ONNX Runtime refuses an index out of range, C would read any memory.
 
     Raises:
-        BackendError: a constant index is out of range, so that no step can be right.
+        BackendError: a constant index is out of range, so no step of this graph can run.
     """
     graph, constants = model.graph, {tensor.name: tensor for tensor in model.graph.initializer}
     shapes = known_shapes(graph) | {name: tensor.dims for name, tensor in constants.items()}
@@ -174,7 +175,7 @@ def _bound(onnx: Any, model: Any) -> None:
 
 
 def _rename(model: Any) -> None:
-    """Replace every name by a plain one, and drop all other texts."""
+    """Replace the names of tensors by v1, v2, … and of nodes by n0, n1, …, and drop all other texts."""
     graph, names = model.graph, {"": ""}
 
     def other(name: str) -> str:
@@ -197,16 +198,18 @@ _LOG_SUM_EXP = re.compile(
     r"acc = 0\.0f;((?:(?!acc).)*)acc \+= ref_scalar_f32_exp\((\S+)\);((?:(?!acc).)*)ref_scalar_f32_log\(acc\)",
     re.DOTALL,
 )
-"""A sum of exponentials, which overflows for inputs above 88."""
+"""Pattern of generated C: the logarithm of a sum of exponentials, which overflows for inputs above 88."""
 
 
 _TO_WHOLE = re.compile(r"(\(const (?:float|double|_Float16) input0\b[^{]*{[^}]*?= )\((u?int\d+_t)\)(input0[^;]*);")
-"""A cast of floats to integers, from the function's parameters on."""
+"""Pattern of generated C: a function that casts floats to integers, from its parameters to the cast."""
 
 
 def _cast(match: re.Match[str]) -> str:
-    """Write a cast as ONNX Runtime makes it on x86. In C, NaN and values that the type cannot hold are undefined; there
-    they become the least number of 32 bits, or of 64, and smaller types take its low bits.
+    """Return a cast of floats to integers with the results of ONNX Runtime on x86.
+
+    In C, casts of NaN and of values that the type cannot hold are undefined. ONNX Runtime casts these values to the
+    least integer of 32 or 64 bits; smaller types get its low bits.
     """
     before, kind, x = match.groups()
     bits = 64 if kind in ("int64_t", "uint64_t", "uint32_t") else 32
@@ -218,20 +221,23 @@ def _cast(match: re.Match[str]) -> str:
 
 
 def apart(source: str, length: int) -> str:
-    """Rename all functions and tables of a program but itself, so that programs of several L stand in one file."""
+    """Add `length` to the names of a program's functions and tables, so that several programs fit into one file.
+
+    The name of the program itself, which ends in _program, stays.
+    """
     defined = re.findall(r"^(?:static|EMX_NODE_FN)\b[^;{=(\[]*?(\w+)(?=[\[(])", source, re.MULTILINE)
     names = "|".join(name for name in set(defined) if not name.endswith("_program"))
     return re.sub(rf"\b(?:{names})\b", rf"\g<0>_l{length}", source) if names else source
 
 
 def _alone(source: str, name: str) -> str:
-    """Return the program with internal linkage only, without compiler warnings, and with little stack.
+    """Return the program as static functions, without compiler warnings, and with little need of stack.
 
-    NaN stays NaN, as in the engine; the generator's own code takes the other value. No integer is NaN.
+    Minimum, maximum and ReLU of NaN are NaN, as in the engine; in the generator's own code, they ignore NaN.
     """
     source = re.sub(r"rounded = \w+_maximum\(rounded, (.*)\);", r"rounded = rounded > \1 ? rounded : \1;", source)
     source = _TO_WHOLE.sub(_cast, source)
-    source = source.replace("[restrict ", "[EMX_RESTRICT ")  # Microsoft's compiler accepts no `restrict` there
+    source = source.replace("[restrict ", "[EMX_RESTRICT ")  # Microsoft's compiler has no `restrict` in [ ]
     source = source.replace("a > 0.0f ? a : 0.0f", "a < 0.0f ? 0.0f : a")
     source = source.replace("fmaxf(a, b)", "a < b || isnan(b) ? b : a")
     source = source.replace("fminf(a, b)", "a > b || isnan(b) ? b : a")
@@ -246,15 +252,15 @@ def _alone(source: str, name: str) -> str:
     signature, start, rest = body.partition("{\n")
     named = re.findall(r"(\w+)\[(?:EMX_RESTRICT )?\d+\](?:\[\d+\])*(?=[,)])", signature)
     unread = [name for name in named if not re.search(rf"\b{name}\b", rest)]
-    # in a model without state, nothing reads the counts
+    # the casts avoid warnings of unused parameters: in a model without state, nothing reads the counts
     rest = "".join(f"    (void){name};\n" for name in unread) + rest
     return f"{before}\nstatic {head[1:]}{_in_slots(signature + start + rest)}"
 
 
 def _in_slots(body: str) -> str:
-    """Let temporaries share memory if each is read for the last time before the next one is written.
+    """Let temporary arrays share memory if the last use of one array comes before the first use of the next array.
 
-    Those that share have values of one type, so that no compiler may assume that they do not overlap.
+    Arrays that share memory have the same type, so that no compiler may assume that they do not overlap.
     """
     declared = re.compile(r"^    (\w+) (tmp\w+)((?:\[\d+\])+);\n", re.MULTILINE)
     matches = {match[2]: match for match in declared.finditer(body)}
@@ -324,4 +330,4 @@ _PRODUCTS: dict[str, Callable[..., int]] = {
     **dict.fromkeys(("GRU", "LSTM", "RNN"), _of_recurrence),
     "MatMulNBits": lambda node, left, right, out: math.prod(out) * left[-1],
 }
-"""Number of multiply-adds of an operator, by the shapes of its first two inputs and of its output."""
+"""By operator, a function (node, shapes of its first two inputs, shape of its output) → number of multiply-adds."""

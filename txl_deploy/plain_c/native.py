@@ -1,6 +1,7 @@
-"""A Transformer-XL's step as plain C: the sources of backend "native" for one thread, and weights laid out for them.
+"""Write a Transformer-XL's step as plain C, from the sources of backend "native", for one thread.
 
-The generator's loops are for small steps; these are written for the processor, and keep memory in a ring.
+`generating` writes simple loops, which suit small steps. The sources of "native" are written for speed, read weights in
+a layout of their own, and keep memory in a ring.
 """
 
 from __future__ import annotations
@@ -28,19 +29,20 @@ _INCLUDE = re.compile(r'^#include "(.+)"\n', re.MULTILINE)
 _FUNCTION = re.compile(r"^(?=(?:void|int|size_t|float|const char \*|(?:struct|enum) \w+ \*?) ?\*?\w+\()", re.MULTILINE)
 _VECTORS = "content_bias", "position_bias", "norm_1_weight", "norm_1_bias", "norm_2_weight", "norm_2_bias"
 GROUP = 128
-"""Rows that a step computes together, as in `step.c`."""
+"""Number of rows that a step computes together, as in `step.c`."""
 RAISED = 128
-"""Number added to codes of activations for instructions that multiply only unsigned bytes, `CODE_OFFSET` in their
-header.
-"""
+"""Number that is added to int8 activations for instructions that multiply only unsigned bytes; `CODE_OFFSET` in C."""
 
 
 @dataclass
 class Packed:
-    """A model's constants for a C file: `arrays`, and for each use the index of its array, or None.
+    """A model's constants for a C file: `arrays` holds them, and other attributes hold indices in `arrays`, or None.
+
+    This class is a `Taker` of the native engine: its methods get the weights one by one.
 
     Attributes:
-        shape: sizes and choices.
+        shape: the model's sizes, and choices such as the precision.
+        arrays: all constants.
         layers: products, vectors and positions of each layer.
         clusters: tables of embedding and softmax.
         final: weight and bias of the final norm.
@@ -55,18 +57,18 @@ class Packed:
     starts: list[int | None] = field(default_factory=list)
 
     def product(self, layer: int, which: int, matrix: Matrix | Blocks, bias: Floats | None) -> None:
-        """See `Taker`."""
+        """Keep a matrix of a layer and its bias; see `Taker` for the arguments."""
         if isinstance(matrix, Blocks):
             raise BackendError("a package has no products in int4, expected fp32 or int8; the generator writes it")
         self._of(layer)["products"][which] = self._product(matrix, bias)
 
     def vector(self, layer: int, which: int, values: Array) -> None:
-        """See `Taker`."""
+        """Keep a vector of a layer or of the final norm; see `Taker` for the arguments."""
         place = self.final if layer == self.shape.layers else self._of(layer)["vectors"]
         place[which] = self.add(_padded(values.ravel()))
 
     def positions(self, layer: int, table: Floats, scores: Floats | None) -> None:
-        """See `Taker`. Distances beyond a package's memory and segment are left out."""
+        """Keep a layer's table of positions, without distances beyond the package's memory and segment; see `Taker`."""
         heads, width, rows = table.shape[0], table.shape[1], self.shape.distances
         columns = rounded(rows)
         strips = np.zeros((heads, width, rounded(rows, STRIP)), np.float32)
@@ -89,7 +91,7 @@ class Packed:
         into: Floats | None,
         out_of: Floats | None,
     ) -> None:
-        """See `Taker`."""
+        """Keep a cluster's sizes and its tables of the embedding; see `Taker` for the arguments."""
         assert number == len(self.clusters), "clusters come in order"
         self.clusters.append(
             {
@@ -101,7 +103,7 @@ class Packed:
         )
 
     def softmax(self, number: int, words: Floats, bias: Floats | None) -> None:
-        """See `Taker`."""
+        """Keep the softmax's matrix of a cluster and its bias; see `Taker` for the arguments."""
         self.clusters[number]["words"] = self._product(Matrix(words.T), bias)
 
     def _of(self, layer: int) -> dict[str, Any]:
@@ -152,7 +154,7 @@ def packed_step(bundle: Bundle, step: PlainStep) -> Packed | None:
 
 
 def native_context(packed: Packed, step: PlainStep) -> dict[str, Any]:
-    """Build the values that the template native.c and its neighbours read beside those of every package."""
+    """Return the values that only the templates of a native step read; `context_of` has the values of all packages."""
     s, manifest = packed.shape, step.manifest
     batch, length = s.batch, s.segment
     wide, head, inner, columns = map(rounded, (s.width, s.head_width, s.inner, s.distances))
@@ -213,7 +215,7 @@ def native_context(packed: Packed, step: PlainStep) -> dict[str, Any]:
 
 
 def native_source() -> str:
-    """Return the sources of a step as one text, in which everything is the file's own."""
+    """Return the C sources of a step as one text, in which every function is static."""
     seen: set[str] = {"txl_native.h"}
 
     def text(name: str) -> str:
@@ -229,7 +231,7 @@ def native_source() -> str:
 
 
 def rounded(count: int, whole: int = LANES) -> int:
-    """Round up to a multiple: 17 → 32."""
+    """Round a count up to a multiple of `whole`, e.g. 17 to 32 for 16."""
     return -(-count // whole) * whole
 
 
@@ -238,7 +240,7 @@ def _padded(values: Array) -> Array:
 
 
 def _multiply_adds(packed: Packed, memory: int) -> int:
-    """Count the multiply-adds of a step with full memory, without those of padding."""
+    """Return the number of multiply-adds of a step with full memory; multiply-adds of padding do not count."""
     s, rows = packed.shape, packed.shape.batch * packed.shape.segment
     size = s.heads * s.head_width
     keys = min(s.slots, s.window or s.slots)

@@ -2,7 +2,7 @@
 
 DIR/txl-package.json, README.md, Makefile, CMakeLists.txt
 DIR/NAME.h, NAME.c                   the model: state, init, step, reset
-DIR/NAME.weights                     the weights, if they have a file of their own, little-endian
+DIR/NAME.weights                     the weights, little-endian, if they are to have a file of their own
 DIR/test_NAME.c                      replays stored steps
 """
 
@@ -36,19 +36,19 @@ TARGET = "c"
 
 @dataclass(frozen=True)
 class PlainPackage:
-    """A package that was written.
+    """Facts about a package that was written.
 
     Attributes:
-        folder: its folder.
+        folder: the package's folder.
         name: the model's name in C.
         batch_size, segment_length: B and L of a step.
         verified: the result of the comparison with the bundle; "" if there was none.
         state_bytes, weight_bytes: bytes of one state, and of all weights.
-        start_bytes: bytes of the constants that states start as; 0 where that is zeros, or where weights hold them.
-        stack_bytes, code_bytes: None if they were not measured.
-        multiply_adds: number of them in a step; None if it is unknown.
-        blocks: the same for each L of the package, the longest first.
-        latency: number of positions by which outputs are later than inputs, if these come one by one.
+        start_bytes: bytes of the constants that states begin with; 0 if these are zeros or are among the weights.
+        stack_bytes, code_bytes: bytes of stack that a step takes, and of machine code; None if not measured.
+        multiply_adds: number of multiply-adds of a step; None if it is unknown.
+        blocks: number of multiply-adds for each L of the package, the longest L first.
+        latency: number of positions by which outputs are later than inputs, if inputs come one by one.
     """
 
     folder: Path
@@ -85,18 +85,18 @@ def package_c(
         bundle: the bundle's folder.
         out: the folder to write; it must not exist without `force`.
         force: True to replace a package that was written before.
-        name: the model's name in C; None for the bundle's.
-        lengths: L of a step, () for the bundle's longest; or several with 1 among them, into which `NAME_feed` cuts
-            blocks of any size.
+        name: the model's name in C; None for the bundle's name.
+        lengths: L of a step, () for the bundle's longest; or several lengths with 1 among them, into which `NAME_feed`
+            cuts blocks of any size.
         batch_size: B of a step, if the bundle leaves it open.
         weights_file: True to write the weights into a file of their own.
-        max_bytes: most bytes of weights, start, state, stack and code together.
+        max_bytes: maximum number of bytes of weights, start, state, stack and code together.
         unverified: True to skip compiling and comparing.
 
     Raises:
         UsageError: the folder cannot be written, or the model does not fit plain C.
         BundleError: the bundle cannot be read.
-        BackendError: the generator or the compiler refuses the model, or there is none.
+        BackendError: the generator or the compiler refuses the model, or there is no compiler.
         CheckError: the compiled program does not compute the same as the bundle.
     """
     called = identifier(model_name(bundle) if name is None else name)
@@ -183,7 +183,7 @@ def _write_weights(path: Path, weights: list[dict[str, Any]]) -> None:
 
 
 def _check_size(context: dict[str, Any], most: int | None) -> None:
-    """Refuse a package that is too large, by the sizes known so far."""
+    """Raise UsageError if the sizes that are known so far add up to more than `most` bytes."""
     measured = context["measured"] or {}
     parts = {"weights": context["weight_bytes"]}
     parts |= {"start": context["start_bytes"]} if context["start_bytes"] else {}

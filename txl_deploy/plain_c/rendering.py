@@ -22,15 +22,15 @@ from txl_deploy.plain_c.native import Packed, native_context, native_source
 from txl_deploy.plain_c.step import PlainStep
 
 FLAGS = "-O3 -march=native -fassociative-math -fno-signed-zeros -fno-trapping-math -fno-math-errno"
-"""Compiler flags for the generated C: sums in any order, NaN kept."""
+"""Compiler flags for the generated C: the compiler may change the order of sums, and keeps NaN."""
 NATIVE_FLAGS = "-O3 -march=native -ffp-contract=fast -fno-trapping-math -fno-math-errno"
-"""Compiler flags for a Transformer-XL's own step, whose sums have an order of their own."""
+"""Compiler flags for a Transformer-XL's native step: the compiler keeps the order of sums that the source gives."""
 ALIGNED = 64
-"""Weights in a file of their own begin at multiples of this number of bytes."""
+"""In a file of weights, each weight begins at a multiple of this number of bytes."""
 TYPES = WEIGHTS | {np.dtype(np.int8): "int8_t", np.dtype(np.int32): "int32_t"}
 """Types of weights, and their names in C."""
 TOLD = ("trainer", "normaliser", "clip_actions", "rescale_actions", "clip_observations", "rest")
-"""Fields of a manifest's `family` that the header shows in addition."""
+"""Fields of a manifest's `family` that a comment in the C header shows."""
 _TAKEN = re.findall(
     r"\S+",
     """
@@ -43,21 +43,24 @@ NAN NULL state counts which weights side row some whole running old next all mai
 begin memcpy memset i linux unix
 """,
 )
-"""Keywords of C and C++, and names that the functions use themselves."""
+"""Names that a package may not choose: keywords of C and C++, and names in the package's own functions."""
 
 
 def identifier(name: str) -> str:
-    """Turn a name of the bundle's into a name of C."""
+    """Turn a name in the bundle into a name that C and C++ allow, e.g. "2-layer" into "m_2_layer"."""
     plain = re.sub(r"\W", "_", name, flags=re.ASCII)
     plain = f"m_{plain}" if not plain[:1].isalpha() else plain
     return f"{plain}_" if plain in _TAKEN else plain
 
 
 def context_of(step: PlainStep, generated: Sequence[Generated], name: str, weights_file: bool) -> dict[str, Any]:
-    """Build the values that the templates read, without what is measured and stored later.
+    """Return the values that the templates read, without measurements and test vectors, which are added later.
 
     Args:
-        generated: the program of the step, and of each shorter one.
+        step: the step, which may have shorter steps.
+        generated: the C of the step, then of each shorter step.
+        name: the model's name in C.
+        weights_file: True if the weights get a file of their own.
     """
     manifest, program = step.manifest, step.program
     batch, length = manifest.batch_size, program.segment_length
@@ -153,11 +156,10 @@ def context_of(step: PlainStep, generated: Sequence[Generated], name: str, weigh
 
 
 def keys_of(arrays: Iterable[Array]) -> list[tuple[Any, bytes, int]]:
-    """Return for each array its dtype, its bytes, and the number of equal arrays before it: programs share arrays of
-    one key.
+    """Return a key for each array: its dtype, its bytes, and the number of equal arrays before it.
 
-    For example, two equal arrays have keys that differ only in 0 and 1. Two arrays of one program never share, because
-    its parameters are `restrict`, and the native step counts them.
+    Programs share arrays with equal keys. For example, two equal arrays of one program have keys that end with 0 and 1:
+    they stay two arrays, because a program's parameters are `restrict`, and the native step finds arrays by number.
     """
     met, keys = Counter[tuple[Any, bytes]](), list[tuple[Any, bytes, int]]()
     for array in arrays:
@@ -168,7 +170,7 @@ def keys_of(arrays: Iterable[Array]) -> list[tuple[Any, bytes, int]]:
 
 
 def native_context_of(step: PlainStep, packed: Packed, name: str, weights_file: bool) -> dict[str, Any]:
-    """Build the values that the templates read for a Transformer-XL's own step."""
+    """Return the values that the templates read for a Transformer-XL's native step."""
     native = native_context(packed, step)
     generated = Generated(native_source(), tuple(packed.arrays), native["products"])
     context = context_of(step, [generated], name, weights_file)
@@ -179,8 +181,9 @@ def native_context_of(step: PlainStep, packed: Packed, name: str, weights_file: 
 
 
 def _comment_lines(family: Mapping[str, Any]) -> list[str]:
-    """Write what the training recorded about its environment as lines of a comment; a stranger's bundle may hold any
-    text.
+    """Return the facts in `TOLD`, observations and actions as lines of a C comment.
+
+    A stranger's bundle may hold any text, so marks that begin or end a comment are broken up.
     """
     facts: list[tuple[str, Any]] = [(key, family[key]) for key in TOLD if key in family]
     for key in ("observations", "actions"):
@@ -223,7 +226,7 @@ def _entry(entry: Input | Output, name: str, batch: int, length: int) -> dict[st
 
 
 def _blanks(axes: Axes, shape: Sequence[int], ctype: str) -> list[dict[str, str]]:
-    """Build the tables by which `blank` walks through an array: one per position axis, or one for sequences alone."""
+    """Return the tables by which `blank` in C walks through an array: one per position axis, or one for sequences."""
     if axes.batch is None:
         return []
     tables = []
@@ -245,7 +248,7 @@ def _cast(value: str, ctype: str, shape: Sequence[int], read: bool) -> str:
 
 
 def _distinct(names: Iterable[str], model: str) -> dict[str, str]:
-    """Choose names of C for the bundle's names: distinct even in capitals, and none that the package uses itself."""
+    """Return a name in C for each of the bundle's names: none is in `_TAKEN`, and no two differ only in capitals."""
     names_in_c: dict[str, str] = {}
     own = re.compile(rf"(read|start|weight|{model})_|(u?int|idx|size)\w*_t$")
     for name in names:

@@ -1,4 +1,4 @@
-"""Segments on which a step in C is tried: along the chain, sequences are idle, end early and are reset."""
+"""Make segments to compare a step in C with its bundle, in which sequences are idle, end early or are reset."""
 
 from __future__ import annotations
 
@@ -16,17 +16,15 @@ from txl_runtime.types import Array, Ids
 from txl_deploy.plain_c.step import PlainStep
 
 MIXED = 48
-"""Segments of all kinds, after those that fill the memory."""
+"""Number of segments of all kinds (whole, short, idle, reset) after the segments that fill the memory."""
 STEADY = 8
-"""Segments in a row in which what may be a flag is 0, then random, then 1, then random."""
+"""Number of consecutive segments in which inputs that may be flags are 0, then random, then 1, then random."""
 FILLING = 64, 2000
-"""Whole segments that fill a memory whose rows are not counted; and the most for one whose rows are."""
+"""Number of whole segments that fill a state without memory rows, and maximum number that fill memory rows."""
 
 
 class Segment(NamedTuple):
-    """A segment: the sequences that are reset before it, each one's number of valid positions, and the inputs by
-    name.
-    """
+    """A segment: a mask of the sequences to reset before it, each sequence's number of valid positions, and inputs."""
 
     which: NDArray[np.bool_]
     counts: Ids
@@ -39,10 +37,10 @@ def filling(manifest: Manifest, length: int) -> int:
 
 
 def segments(step: PlainStep, whole: int, mixed: int, seed: int) -> Iterator[Segment]:
-    """Yield `whole` segments in which all positions count, then `mixed` of all kinds.
+    """Yield `whole` segments in which all positions count, then `mixed` segments of all kinds.
 
     An input of one value per sequence and position may be a flag that clears the states, like `episode_start`. Random
-    values would clear them in every step, so it stays 0 for `STEADY` segments, and later 1.
+    flags would clear the states in every step, so such an input is 0 for `STEADY` segments, then 1, then random.
     """
     manifest, length = step.manifest, step.program.segment_length
     draws, batch, can = np.random.default_rng(seed), manifest.batch_size, manifest.can
@@ -67,7 +65,8 @@ def segments(step: PlainStep, whole: int, mixed: int, seed: int) -> Iterator[Seg
 def expected(stream: Stream, step: PlainStep, segment: Segment) -> dict[str, Array]:
     """Run a segment on the bundle and return its outputs, e.g. {"y": [2, 5, 8]}.
 
-    Where the bundle has steps for fewer positions only, these run one after the other, and zeros fill up the outputs.
+    If the segment has fewer valid positions than L and the step has shorter steps, the bundle's shorter steps run these
+    positions, and the outputs of all other positions are 0.
     """
     count = int(segment.counts[0])
     if not step.shorter or count in (0, step.program.segment_length):

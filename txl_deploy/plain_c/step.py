@@ -22,13 +22,12 @@ class PlainStep:
     """A step of fixed sizes.
 
     Attributes:
-        manifest: the bundle's, with the B of the step.
+        manifest: the bundle's manifest, with the B of the step.
         program: inputs and outputs of the graph, states among them.
-        graph: an ONNX file's bytes; its weights lie in the bundle's weight file.
+        graph: the bytes of an ONNX file, whose weights lie in the bundle's weight file.
         states: the states that go from step to step, as whole tensors; memory is rolled.
-        starts: a sequence's initial value of each state, by name; None for zeros.
-        shorter: steps of smaller L, the longest first, into which the rest of a block is cut; each has the states of
-            this one.
+        starts: initial value of each state for one sequence, by name; None for zeros.
+        shorter: steps of smaller L, the longest first, which run what is left of a block; they have the same states.
     """
 
     manifest: Manifest
@@ -40,7 +39,7 @@ class PlainStep:
 
     @property
     def takes_less(self) -> bool:
-        """True if a call may have fewer positions than L."""
+        """Return True if a call may run fewer positions than L."""
         return bool(self.shorter) or self.manifest.can.run_ragged
 
 
@@ -48,11 +47,11 @@ def plain_step(bundle: Bundle, lengths: Sequence[int], batch_size: int | None) -
     """Return the step of a bundle with L and B fixed.
 
     Args:
-        lengths: L, or several, into which blocks of any size are cut; () for the bundle's longest.
+        lengths: L, or several lengths, into which blocks of any size are cut; () for the bundle's longest.
         batch_size: B, needed if the bundle leaves it open.
 
     Raises:
-        UsageError: the bundle has no such step, or one that plain C does not support.
+        UsageError: the bundle has no such step, or plain C does not support it.
         BundleError: a graph of the bundle does not match the manifest.
     """
     update = whole_update(bundle.manifest)
@@ -76,7 +75,7 @@ def plain_step(bundle: Bundle, lengths: Sequence[int], batch_size: int | None) -
 
 
 def _check_cutting(step: PlainStep, lengths: Sequence[int]) -> None:
-    """Refuse several lengths where the positions of a block are not one after another in each array."""
+    """Refuse several lengths if 1 is not among them, or if a block's positions do not follow each other in an array."""
     manifest = step.manifest
     option = f"--segment-length is {', '.join(map(str, lengths))}"
     if lengths[-1] != 1:
@@ -103,7 +102,7 @@ def whole_update(manifest: Manifest) -> str:
     """Return the update rule whose programs return whole states.
 
     Raises:
-        UsageError: no rule does, or a state changes its size.
+        UsageError: no update rule has such programs, or a state changes its size.
     """
     rules = [rule for rule in ("rolled", "replace") if rule in manifest.updates]
     if not rules:
@@ -120,7 +119,7 @@ def whole_update(manifest: Manifest) -> str:
 
 
 def _source(manifest: Manifest, update: str, length: int) -> Program:
-    """Find the program that returns all results of all positions."""
+    """Return the program of this update rule and length that returns all results of all positions."""
     lengths = manifest.segment_lengths
     if length not in lengths:
         raise UsageError(f"the segment length is {length}, this bundle has {', '.join(map(str, lengths))}; choose one")
@@ -132,17 +131,17 @@ def _source(manifest: Manifest, update: str, length: int) -> Program:
 
 
 def _whole_start(state: StateTensor, initial: Array) -> Array:
-    """Broadcast a state's initial value, as `initial_values` has it, to the whole tensor's shape."""
-    if initial.ndim and state.update == "rolled":  # the first value is one memory row
+    """Broadcast a state's initial value, as `initial_values` returns it, to the whole tensor's shape."""
+    if initial.ndim and state.update == "rolled":  # `initial` is one memory row
         initial = initial.reshape(state.axes.sizes(1, 1))
-    elif initial.ndim:  # the first value is one sequence's, and may lack leading axes
+    elif initial.ndim:  # `initial` is one sequence's state, and may lack leading axes
         sizes = [1] * (len(state.sequence_shape) - initial.ndim) + list(initial.shape)
         initial = state.axes.joined([initial.reshape(sizes)])
     return np.broadcast_to(initial, state.shape)
 
 
 def _of_batch(manifest: Manifest, update: str, batch_size: int | None) -> Manifest:
-    """Return the manifest for `batch_size` sequences."""
+    """Return the manifest for `batch_size` sequences; None keeps the bundle's B, if the bundle has only one."""
     is_open = all(program.open_batch for program in manifest.programs if program.update == update)
     most = manifest.batch_size
     if is_open and batch_size is None:

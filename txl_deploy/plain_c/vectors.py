@@ -1,4 +1,4 @@
-"""Choose the steps that a package's test replays: the bundle's own vectors if they fit, else steps recorded here."""
+"""Choose the steps that a package's test replays: the bundle's stored vectors if they fit, else steps run here."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from txl_deploy.plain_c.segments import expected, segments
 from txl_deploy.plain_c.step import PlainStep
 
 STEPS, PLACES = 24, 64
-"""Number of steps that are recorded if the bundle's own do not fit, and of values that are kept per output."""
+"""Number of steps that are recorded if the bundle's vectors do not fit, and number of values kept per output."""
 
 
 def stored_steps(model: Model, step: PlainStep, context: Mapping[str, Any]) -> dict[str, Any]:
-    """Build the values that the test's template reads.
+    """Return the values that the template of the package's test reads: resets, counts, inputs and outputs.
 
     Raises:
         BundleError: the stored vectors cannot be read.
@@ -60,7 +60,7 @@ def _steps(vectors: Mapping[str, Array]) -> range:
 
 
 def _fits(vectors: Mapping[str, Array], step: PlainStep) -> bool:
-    """Return True if all stored steps can run with this L and B."""
+    """Return True if the step in C, with its L and B, can run all stored steps."""
     length, batch, can = step.program.segment_length, step.manifest.batch_size, step.manifest.can
     lengths, stored = vectors["length"], vectors["counts"].shape[1]
     fits = (lengths <= length).all() if step.takes_less else (lengths == length).all()
@@ -68,7 +68,7 @@ def _fits(vectors: Mapping[str, Array], step: PlainStep) -> bool:
 
 
 def _recorded(model: Model, step: PlainStep) -> dict[str, Array]:
-    """Run steps of the bundle on this machine, in the layout of its own vectors."""
+    """Run steps of the bundle on this machine; return them in the layout of the bundle's stored vectors."""
     manifest, length = step.manifest, step.program.segment_length
     stream, steps = model.stream(manifest.batch_size), list(segments(step, 0, STEPS, 1))
     results = []
@@ -102,7 +102,7 @@ def _padded_input(entry: Any, vectors: Mapping[str, Array], at: int, batch: int,
 
 
 def _expected(entry: dict[str, Any], vectors: Mapping[str, Array], step: PlainStep, limit: float) -> dict[str, Any]:
-    """List the expected values of an output and their places in the package's array; place -1 for idle sequences."""
+    """Add to `entry` an output's expected values, and their places in the package's array: -1 for idle sequences."""
     output: Output = entry["table"]
     values = vectors[f"output/{output.name}"][:, : step.manifest.batch_size]
     chosen = np.broadcast_to(vectors[f"place/{output.name}"], vectors[f"output/{output.name}"].shape)

@@ -1,7 +1,7 @@
-"""Compare a compiled step with its bundle: the same segments, with outputs and states judged by the ladder.
+"""Compare a compiled step with its bundle: both run the same segments, and the ladder judges outputs and states.
 
-The step runs in a separate process, so that a fault in generated code ends nothing else, and on a stack of its own,
-whose use it reports.
+The compiled step runs in a separate process, which a fault in generated code may end, and on a stack of its own, whose
+use the process reports.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from txl_deploy.plain_c.step import PlainStep
 
 UNCOUNTED = "outputs of what does not count (bits)"
 COUNTER = "counter "
-"""Prefix of a counter's role among the names of states."""
+"""Prefix of a counter's role in the dictionary of states, e.g. "counter fill"."""
 FILL = COUNTER + "fill"
 WHOLE = 64
-"""The stack's size in bytes is rounded up to a multiple of this."""
+"""The size of the stack is rounded up to a multiple of this number of bytes."""
 
 
 class Verified(NamedTuple):
-    """The result of a comparison: in words, and the bytes of stack that a step took."""
+    """The result of a comparison: a sentence, and the number of bytes of stack that a step took."""
 
     said: str
     stack: int
@@ -62,8 +62,7 @@ class Replay:
         self._process.communicate()
 
     def run(self, segment: Segment, wanted: bool) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Run a segment; return its outputs and, with `wanted`, states and counters: two dictionaries by the tables'
-        names.
+        """Run a segment; return two dictionaries by name: its outputs, and states and counters if `wanted`.
 
         For example, ({"y": [2, 5, 8]}, {"h": [2, 32]}).
         """
@@ -110,7 +109,7 @@ def verify(model: Model, step: PlainStep, replay: Replay) -> Verified:
     """Compare the compiled step with the bundle.
 
     Raises:
-        CheckError: they differ by more than the ladder allows.
+        CheckError: outputs or states differ by more than the ladder allows.
     """
     manifest, length = step.manifest, step.program.segment_length
     facts = Chain(name=f"segments of {length}", streams=manifest.batch_size, segments=0, positions=0, rows=[])
@@ -163,7 +162,7 @@ def verify(model: Model, step: PlainStep, replay: Replay) -> Verified:
 
 
 def _compare(entry: Output, errors: ChainErrors, distributions: Any, pair: tuple[Array, Array], counts: Ids) -> None:
-    """Compare one output of a segment; for log-probabilities only the valid rows."""
+    """Compare one output of a segment; of log-probabilities, only the valid positions are compared."""
     tensor = errors.outputs[entry.name]
     if entry.dtype == "float32" and (same := np.isnan(pair[0]) & np.isnan(pair[1])).any():
         pair = np.where(same, 0, pair[0]), np.where(same, 0, pair[1])  # NaN on both sides is agreement
@@ -177,7 +176,7 @@ def _compare(entry: Output, errors: ChainErrors, distributions: Any, pair: tuple
 
 
 def _compare_state(state: StateTensor, errors: TensorErrors, expected: Array, found: Array, fill: Ids) -> None:
-    """Compare one state after a segment; for memory only the rows that exist."""
+    """Compare one state after a segment; of memory, only the filled rows are compared."""
     if not state.counted:
         errors.add((expected, found))
         return
@@ -189,7 +188,7 @@ def _compare_state(state: StateTensor, errors: TensorErrors, expected: Array, fo
 def _compare_idle(
     step: PlainStep, bits: Bits, before: Mapping[str, Array], after: Mapping[str, Array], counts: Ids
 ) -> None:
-    """Check that the states of idle sequences have the same bits as before."""
+    """Check that the states of idle sequences have the same bits after the segment as before it."""
     for row in np.flatnonzero(counts == 0).tolist():
         sides = (
             {state.name: state.axes.one(held[state.name], row) for state in step.states} for held in (before, after)

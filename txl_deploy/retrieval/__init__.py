@@ -1,5 +1,6 @@
-"""Datastores: for each position of texts that a model has read, its feature and the next token, searched while
-predicting.
+"""Datastores hold a feature and the next token for each position of texts that a model has read.
+
+Commands search a datastore at each prediction, and mix the tokens after the nearest features into the prediction.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Literal
 from txl_runtime.errors import UsageError
 
 KNN, KNN_TEMPERATURE, KNN_WEIGHT = 32, 1.0, 0.25
-"""Default K, T and W of commands; docs/datastore.md has curves over them."""
+"""Defaults of K, T and W (see `Mixture`) in commands; docs/datastore.md has curves of the loss over them."""
 MOST = 1024
 """Maximum number of neighbours."""
 
@@ -23,9 +24,9 @@ class Mixture:
 
     Attributes:
         folder: the datastore's folder.
-        neighbours: K; None for 32, or that of the gate.
-        temperature: T; None for 1, or that of the gate.
-        weight: W; "gate" for one of each position's own, which `datastore fit` has learnt; None for 0.25.
+        neighbours: K, number of neighbours; None for 32, or with a gate for the gate's K.
+        temperature: T, divisor of squared distances; None for 1, or with a gate for the gate's T.
+        weight: W, the neighbours' share; "gate" for a W per position, which `datastore fit` learnt; None for 0.25.
 
     Raises:
         UsageError: a number is out of range.

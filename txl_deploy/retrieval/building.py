@@ -1,7 +1,7 @@
 """Builds a datastore: feeds every text from empty memory, and keeps each position's feature and next token.
 
-Every `COMMIT_ROWS` positions are committed: the files are flushed to the disk, then the model's state, then the header
-that counts the rows. A build that was killed continues from its last commit, and gives the same bits.
+After every `COMMIT_ROWS` positions there is a commit: the build writes the files to the disk, then the model's state,
+then the header that counts the rows. A build that was killed continues from its last commit, with the same result.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from txl_deploy.retrieval.searching import EXACT_ROWS, require_faiss, write_inde
 from txl_deploy.retrieval.store import feature_columns, require_feature
 
 COMMIT_ROWS = 1 << 14
-"""Number of positions between two commits; at most these are read again after a kill."""
+"""Number of positions between two commits; after a kill, at most this number of positions is read again."""
 COLUMNS = (FEATURES, TOKENS, PARTS)
 
 
@@ -83,11 +83,11 @@ class Writer:
                 file.close()
 
     def find(self, append: bool) -> None:
-        """Lock and read the store, if the folder holds one; change nothing.
+        """Lock and read the store, if the folder holds one, without changing it.
 
         Raises:
-            UsageError: the folder holds something else, or a store that is complete, and `append` is False; or a second
-                build writes to it.
+            UsageError: the folder holds something else, or a complete store while `append` is False; or a second build
+                writes to it.
         """
         folder = self._folder
         if not (folder / HEADER).exists():
@@ -103,7 +103,7 @@ class Writer:
         self._first = self._rows if self._open is None else self._open.first
 
     def _require_empty(self) -> None:
-        """Raise UsageError if no store can begin here: with a file that it might overwrite, or without a parent."""
+        """Raise UsageError if no store can begin here: the folder holds a file, or its parent does not exist."""
         folder = self._folder
         try:
             folder.parent.stat()
@@ -132,7 +132,7 @@ class Writer:
         raise UsageError(f"{self._folder}: another build writes to it, expected one at a time; wait for it")
 
     def begin(self) -> None:
-        """Open the store for more rows; from here on it is not complete until `finish`."""
+        """Open the store for more rows, and mark it as incomplete until `finish`."""
         if not self._files:
             self._hold(os.O_CREAT)
             if (self._folder / HEADER).exists():
@@ -145,7 +145,7 @@ class Writer:
     def begun(self, sha256: str | None) -> tuple[int, StreamState | None]:
         """Return the number of rows that a text has already, and the model's state after them.
 
-        Rows of a different incomplete text are dropped; for None, rows of any incomplete text.
+        If a different text is incomplete, its rows are dropped; with `sha256` None, the rows of any incomplete text.
         """
         begun, self._open = self._open, None
         if begun is None:
@@ -159,7 +159,7 @@ class Writer:
         return 0, None
 
     def _cut(self, name: str, size: int) -> None:
-        """Cut a file to a size, and continue at its end."""
+        """Cut a file to a size in bytes, so that writing continues at its end."""
         if (size_of_file := self._files[name].seek(0, os.SEEK_END)) < size:
             raise UsageError(
                 f"{self._folder / name}: has {size_of_file} bytes, expected {size}; build into a new folder"
@@ -183,7 +183,7 @@ class Writer:
         self._commit(Begun(sha256=sha256, first=self._first, state=name))
 
     def end(self, name: str, sha256: str) -> None:
-        """Note that a text is complete."""
+        """Write the line of a text that is complete, and commit if `COMMIT_ROWS` rows are not committed."""
         part = Part(name=name, sha256=sha256, first=self._first, rows=self._rows - self._first)
         self._files[PARTS].write(msgspec.json.encode(part) + b"\n")
         self.texts.add(sha256)
@@ -196,7 +196,7 @@ class Writer:
         return self._rows - self.header.rows
 
     def finish(self, display: Display) -> None:
-        """Commit everything, make the index of a large store, and hash all files."""
+        """Commit all rows, make the index if the store is large, hash all files, and mark the store as complete."""
         self._commit(None)
         clustered, names = self._index(display), list(COLUMNS)
         if clustered:
@@ -233,7 +233,7 @@ class Writer:
         return int(faiss.read_index(str(self._folder / INDEX), faiss.IO_FLAG_MMAP).ntotal)
 
     def _commit(self, begun: Begun | None) -> None:
-        """Flush everything to the disk, then write the header that counts it."""
+        """Write all files to the disk, then the header that counts their rows, and delete older states."""
         for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())
@@ -253,12 +253,12 @@ def build(
     named: str | None = None,
     recursive: bool = False,
 ) -> dict[str, Any]:
-    """Build a datastore from all documents in files and folders, or continue one.
+    """Build a datastore from all documents in files and folders, or continue a build that was ended.
 
     A document whose token ids are in the store already is left out.
 
     Raises:
-        TxlError: a text cannot be read, or the folder cannot be written; what was committed is kept.
+        TxlError: a text cannot be read, or the folder cannot be written; committed rows are kept.
     """
     require_tokens(model.manifest, "datastore build")
     columns = feature_columns(model)
@@ -308,7 +308,7 @@ def build(
 
 
 def _read(model: Model, writer: Writer, display: Display, units: Iterator[Unit], total: int, columns: slice) -> None:
-    """Feed every text that is not complete, and add some columns of the rows that the model returns."""
+    """Feed every text that is not complete in the store, and add `columns` of the rows that the model returns."""
     stream, chunk = model.stream(1), model.segment_lengths[0] * SEGMENTS_PER_CALL
     display.stage("read texts", total)
     for unit in units:
@@ -339,7 +339,7 @@ def _read(model: Model, writer: Writer, display: Display, units: Iterator[Unit],
 
 
 def documents(corpora: list[Corpus], encoder: Encoder) -> Iterator[Unit]:
-    """Yield the token ids of documents with at least one position; raise UsageError for one that cannot be read."""
+    """Yield the units of documents with at least 2 tokens; raise UsageError for a document that cannot be read."""
     for corpus in corpora:
         for document in corpus.documents(lambda index, weight: False):
             unit = encoder.unit(document)
@@ -350,7 +350,7 @@ def documents(corpora: list[Corpus], encoder: Encoder) -> Iterator[Unit]:
 
 
 def _say_sizes(display: Display, folder: Path, rows: int, total: int, width: int) -> None:
-    """Print the store's final size; refuse a store that does not fit the disk, or that needs faiss if it is missing."""
+    """Print the store's final size; refuse a store that does not fit the disk, or a large store if faiss is missing."""
     require_faiss(total)
     index = (width + 8) * total if total > EXACT_ROWS else 0
     needed = rows * (2 * width + 4) + index

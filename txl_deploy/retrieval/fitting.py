@@ -1,7 +1,7 @@
-"""Fits a datastore's gate on a text that the store has not read: W for each position, and whether to search there.
+"""Fits the gate of a datastore, a network that computes W for each position, on a text that the store has not read.
 
-The text's positions are cut into three parts: the network is trained on the first, the second selects its best round
-and its bound, and the third, which training never saw, gives the figures.
+The text's positions are cut into three parts: the network is trained on the first part, the second part selects its
+best round and its bound, and the third part, which training never saw, gives the figures.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from txl_deploy.retrieval.store import Store, open_store, softmax
 LEAST, MOST = 1000, 1 << 17
 """Minimum and maximum number of a text's positions; distances of the maximum to 32 neighbours take 50 MB."""
 PARTS = (0.6, 0.8)
-"""Ends of the first two of the three parts of the text."""
+"""Ends of the text's first and second part, as shares of its positions."""
 TEMPERATURES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 SHARES = tuple(step / 20 for step in range(1, 20))
-"""Values that are tried for T and for one W for all positions, 0.05 … 0.95."""
+"""Values that are tried for T, and for a W that is the same at all positions: 0.05 … 0.95."""
 BOUNDS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 KEPT = 0.98
-"""Share of the gain that must remain with a bound that is chosen here: the largest such bound in `BOUNDS` is taken."""
+"""Share of the gate's gain that has to remain: if no bound is given, the largest bound with this share is taken."""
 LEAST_LIKELY = 1e-20
-"""Minimum probability of a token in a loss, for tokens that neither the model nor a neighbour expects."""
+"""Minimum probability of a token in a loss, because neither the model nor a neighbour may expect the token."""
 WIDTH, ROUNDS, ROWS, RATE = 64, 30, 512, 2e-3
-"""The network's hidden width, its rounds over the text, positions per step, and Adam's rate."""
+"""The network's hidden width, number of rounds over the text, positions per training step, and Adam's learning rate."""
 LARGEST = 0.99
 """Largest W, so that the model always keeps a share."""
 Doubles = NDArray[np.float64]
@@ -73,7 +73,7 @@ class Network(nn.Module):
         return torch.cat([feature, entropy, near], dim=1)
 
     def forward(self, feature: Tensor, entropy: Tensor, distances: Tensor) -> tuple[Tensor, Tensor]:
-        """Return both W of the class, [n, 1] each.
+        """Return W as it is estimated before the search, and W after the search, [n, 1] each.
 
         For example, feature [2, 512], entropy [2, 1] and squared distances [2, 8] give [2, 1] twice.
         """
@@ -83,13 +83,13 @@ class Network(nn.Module):
 
 
 class _Recorder:
-    """A datastore that records each search and changes nothing: the stream scores as without a datastore."""
+    """A datastore that records each search. All its shares are 0, so the stream scores as without a datastore."""
 
     def __init__(self, store: Store) -> None:
         self.store, self.parts = store, list[tuple[Floats, Doubles, Ids, Doubles]]()
 
     def shares(self, features: Floats, entropies: Entropies) -> tuple[Ids, Shares]:
-        """See `Datastore`; all shares are 0."""
+        """Record features, entropies and neighbours; return shares of 0 in the form of `Datastore`."""
         features = self.store.own(features)
         self.parts.append((features.copy(), entropies(), *self.store.nearest(features)))
         return np.zeros((len(features), 1), np.int32), np.zeros((len(features), 1))
@@ -114,7 +114,7 @@ class Positions:
         return Positions(inputs, self.far[first:end], self.hits[first:end], self.nll[first:end])
 
     def found(self, temperature: float) -> Doubles:
-        """Return p_neighbours of the text's next tokens, float64 [n]."""
+        """Return the probabilities that the neighbours give to the text's next tokens, float64 [n]."""
         probability: Doubles = (softmax(self.far, temperature) * self.hits).sum(axis=1)
         return probability
 
@@ -193,7 +193,10 @@ def fit(
 
 
 def _positions(model: Model, store: Store, heldout: Path, display: Display) -> Positions:
-    """Return all positions of a text or of a folder's texts, searched without the rows of the text itself."""
+    """Search at the positions of a text or of a folder's texts, at most `MOST`; return them with their neighbours.
+
+    The rows of a text itself are hidden while it is searched.
+    """
     stream, chunk = model.stream(1), model.segment_lengths[0] * SEGMENTS_PER_CALL
     recorder, nll, targets, count, held = _Recorder(store), list[Floats](), list[Ids](), 0, 0
     units = list[Unit]()
@@ -227,7 +230,7 @@ def _positions(model: Model, store: Store, heldout: Path, display: Display) -> P
 
 
 def _learnt(learn: Positions, choose: Positions, heat: float, display: Display) -> Network:
-    """Return the network after the round that is best on the second part."""
+    """Train the network on `learn`; return it as it was after the round with the least loss on `choose`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         network = Network(learn.inputs)
@@ -260,7 +263,7 @@ def _weights(network: Network, positions: Positions) -> list[Doubles]:
 
 
 def _figures(network: Network, positions: Positions, heat: float, bound: float) -> tuple[float, float]:
-    """Return the bits per token with a bound, and the share of searches that it saves."""
+    """Return the bits per token with a bound, and the share of searches that the bound saves."""
     before, weight = _weights(network, positions)
     asked = before >= bound
     return positions.loss(np.where(asked, weight, 0.0), positions.found(heat)), float(1 - asked.mean())

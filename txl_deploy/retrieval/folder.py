@@ -1,7 +1,7 @@
-"""The folder of a datastore: its files, and their checks before they are used.
+"""Read, write and check the files in the folder of a datastore.
 
 Features and tokens are plain arrays, row after row, which are memory-mapped; `parts.jsonl` has a line for each text.
-The header says how many bytes of each file count, so while the store is built a file may be longer, never shorter.
+The header says how many bytes of each file count: during a build a file may have more bytes, and never fewer.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ Feature = Literal["softmax", "feed-forward"]
 
 
 class Part(Struct, frozen=True, kw_only=True):
-    """A text's rows; a line of `parts.jsonl`.
+    """A line of `parts.jsonl`, which says where the rows of a text are.
 
     Attributes:
         name: the text's name.
-        sha256: of its token ids, int32.
-        first, rows: its first row, and their number.
+        sha256: SHA-256 of the text's token ids, as `hash_of` computes it.
+        first, rows: index of the text's first row, and number of its rows.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Part(Struct, frozen=True, kw_only=True):
 
 
 class Held(Struct, frozen=True):
-    """A file: the number of its bytes that count, and their SHA-256; None until the store is complete."""
+    """A file: the number of its bytes that count, and their SHA-256, or None until the store is complete."""
 
     bytes: Count
     sha256: Sha | None = None
@@ -63,14 +63,14 @@ class Header(Struct, frozen=True, kw_only=True):
     """The content of `datastore.json`.
 
     Attributes:
-        model_id: the model whose features these are.
-        width: F, numbers of a feature.
+        model_id: the id of the model that computed the features.
+        width: F, number of values of a feature.
         feature: the kind of feature: the input of the softmax, or of the last feed-forward layer.
-        rows: positions.
+        rows: number of rows, one for each position.
         files: every file by its name.
-        complete: True if the build has ended; if not, the same command continues it.
-        begun: the text that was being read.
-        clustered: rows that the index was trained for; 0 for no index.
+        complete: True if the build has ended; if False, the same command continues the build.
+        begun: the text of which only the first rows are stored; None if there is none.
+        clustered: number of rows from which the clusters of the index were computed; 0 if there is no index.
     """
 
     format: Literal["txl-deploy.datastore/1"] = "txl-deploy.datastore/1"
@@ -93,7 +93,7 @@ def read_header(folder: Path, model_id: str) -> Header:
     """Read a datastore's header.
 
     Raises:
-        UsageError: there is none, it is damaged, or it is of a different model.
+        UsageError: there is no header, or it is damaged or of a different model.
     """
     place = folder / HEADER
     try:
@@ -121,7 +121,7 @@ def read_header(folder: Path, model_id: str) -> Header:
 
 
 def write_header(folder: Path, header: Header) -> None:
-    """Write the header in one step.
+    """Write the header; readers see either the old header or the new one.
 
     Raises:
         TxlError: the disk is full, or the folder cannot be written.
@@ -130,10 +130,10 @@ def write_header(folder: Path, header: Header) -> None:
 
 
 def file_hash(place: Path, size: int) -> str:
-    """Return the SHA-256 of a file's first bytes.
+    """Return the SHA-256 of the first `size` bytes of a file.
 
     Raises:
-        UsageError: it is missing or shorter.
+        UsageError: the file is missing, or has fewer bytes.
     """
     digest, left = hashlib.sha256(), size
     try:
@@ -165,10 +165,11 @@ def check_files(folder: Path, header: Header) -> None:
 
 
 def read_parts(folder: Path, header: Header) -> list[Part]:
-    """Read the texts' lines, in the order of their rows.
+    """Read `parts.jsonl`, whose lines are in the order of the texts' rows.
 
     Raises:
-        UsageError: a line is damaged, its rows do not follow those before it, or rows of a whole store are of no text.
+        UsageError: a line is damaged, its rows do not follow the rows of the line before it, or rows of a complete
+            store belong to no text.
     """
     place, parts, end = folder / PARTS, list[Part](), 0
     try:

@@ -1,8 +1,8 @@
 """The gate of a datastore: a small network that computes W for each position, and whether a search is worth its time.
 
-It is an ordinary bundle, `gate.txl` in the datastore's folder, and `gate.json` says what it was fitted for. Its step
-has two outputs: `before` is W from the feature and the entropy alone; below a bound, no search is made. `weight` is W
-from the distances too.
+The gate is an ordinary bundle, `gate.txl` in the datastore's folder; `gate.json` says for which model and numbers it
+was fitted. Its step has two outputs. `before` is W from only the feature and the entropy: if it is below a bound, no
+search is made. `weight` is W from the feature, the entropy and the distances.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class About(Struct, frozen=True, kw_only=True):
     """The content of `gate.json`.
 
     Attributes:
-        model_id, feature: the model and the kind of features that it reads.
+        model_id, feature: id of the language model, and kind of its features that the gate reads.
         gate_id: the `model_id` of the gate's own bundle.
         neighbours, temperature: K and T of the fit.
         bound: the least W for which a search is made.
@@ -59,21 +59,24 @@ class Gate:
         self.about, self._model, self._own = about, model, threading.local()
 
     def worthwhile(self, features: Floats, entropy: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Return for each position whether to search there, bool [n], from features float32 [n, F] and entropies [n] in
-        nats.
+        """Return True for each position that is worth a search, bool [n].
 
-        For example, [True, False] for entropies [3.1, 0.02].
+        For example, [True, False] for features float32 [2, F] and entropies [3.1, 0.02] in nats.
         """
         far = np.zeros((len(features), self.about.neighbours))
         mask: NDArray[np.bool_] = self._run("before", features, entropy, far) >= self.about.bound
         return mask
 
     def weights(self, features: Floats, entropy: NDArray[np.float64], far: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return W of each position, float64 [n], from squared distances [n, at most K] too: [0.3, 0.0] for two
-        positions.
+        """Return W of each position, float64 [n], e.g. [0.3, 0.0] for two positions.
+
+        Args:
+            features: float32 [n, F].
+            entropy: entropies in nats [n].
+            far: squared distances of the neighbours [n, at most K].
 
         Raises:
-            UsageError: the gate returned something else.
+            UsageError: the gate returned a number that is not from 0 to 1.
         """
         return self._run("weight", features, entropy, far)
 
@@ -114,11 +117,11 @@ def gate_inputs(features: Floats, entropy: Array, far: Array) -> dict[str, Float
 
 
 def open_gate(folder: Path, header: Header) -> Gate:
-    """Open the gate of a datastore, after checking that it is whole, and of the datastore's features.
+    """Open the gate of a datastore, and check that it was fitted for the datastore's model and features.
 
     Raises:
-        UsageError: there is none, or it is of something else.
-        BundleError: its bundle is damaged.
+        UsageError: there is no gate, or it was fitted for a different model or different features.
+        BundleError: the gate's bundle is damaged.
     """
     place = folder / ABOUT
     try:
@@ -149,5 +152,5 @@ def open_gate(folder: Path, header: Header) -> Gate:
 
 
 def write_about(folder: Path, about: About) -> None:
-    """Write what a gate was fitted for; raises TxlError where the folder has no room or rights."""
+    """Write `gate.json`; raise TxlError if the folder has no room or may not be written."""
     write_named(folder / ABOUT, msgspec.json.format(msgspec.json.encode(about)))

@@ -1,7 +1,7 @@
-"""The search for the nearest rows: exact for small stores; faiss searches the nearest clusters of large ones.
+"""Search the nearest rows of a store: all rows of a small store, and with faiss the nearest clusters of a large store.
 
-Both find some more candidates than are asked for, with float32 or coded distances. Then the distances of the candidates
-are computed from the float16 rows in float64, and the nearest are returned.
+Both searches find more candidates than are asked for, by distances in float32 or of 8-bit codes. After that, the
+distances of the candidates are computed in float64 from the float16 rows, and the nearest candidates are returned.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from txl_deploy.retrieval.folder import BLOCK, INDEX, Halves
 EXACT_ROWS = 1 << 17
 """Maximum number of rows for an exact search; their float32 copy, of 192 numbers a row, takes 100 MB."""
 PROBES = 32
-"""Number of clusters that are searched, of about √rows: 8 % of 2^17 rows, 1 % of 10^7."""
+"""Number of clusters that are searched. There are about √rows clusters, so 32 have 8 % of 2^17 rows, 1 % of 10^7."""
 SAMPLE = 64
-"""Number of rows per cluster from which its centre is computed; faiss warns below 39."""
+"""Number of rows per cluster from which the centres of clusters are computed; faiss warns below 39."""
 QUERIES = 16
 """Number of queries that are compared with all rows at a time: 16 × 2^17 distances are 8 MB."""
 Rows = NDArray[np.int64]
 Hidden = tuple[int, int]
-"""First row and end of a text that must not be found; (0, 0) for none."""
+"""First row and end of a text whose rows must not be found; (0, 0) if all rows may be found."""
 
 
 class Search(Protocol):
-    """The protocol of a search, which finds rows that are near queries; `nearest` then ranks them."""
+    """The protocol of a search, which finds rows that are near queries; `nearest` ranks the rows that were found."""
 
     def candidates(self, queries: Floats, count: int, hidden: Hidden) -> Rows:
-        """Return rows near queries float32 [n, F], int64 [n, count]; -1 if there are fewer.
+        """Return the indices of rows near queries float32 [n, F], as int64 [n, count]; -1 where no row is left.
 
         For example, [[812, 17, -1]] for one query and `count` 3.
         """
 
 
 class Exact(Search):
-    """A search that compares every row."""
+    """A search that compares a query with every row."""
 
     def __init__(self, features: NDArray[np.floating]) -> None:
         self._rows = features.astype(np.float32)
@@ -66,7 +66,7 @@ class Exact(Search):
 
 
 class Clustered(Search):
-    """faiss's index of clusters for features [rows, F]: 8 bits a number, mapped from the file."""
+    """A search in faiss's index of clusters, which is mapped from its file and has 8 bits for each number of a row."""
 
     def __init__(self, folder: Path, shape: tuple[int, ...]) -> None:
         faiss = _faiss("a datastore of this size")
@@ -93,10 +93,10 @@ class Clustered(Search):
 def nearest(
     search: Search, features: NDArray[np.floating], queries: Floats, count: int, hidden: Hidden
 ) -> tuple[Rows, NDArray[np.float64]]:
-    """Return the nearest rows, int64 [n, count], and squared distances, float64; infinite if there are fewer rows.
+    """Return the nearest rows, int64 [n, count], and their squared distances, float64; infinite where no row is left.
 
-    For example, [[812, 17]] and [[0.5, 2.0]]. Of rows at the same distance the first is nearer, if the search finds all
-    of them.
+    For example, [[812, 17]] and [[0.5, 2.0]]. If rows at the same distance are all found, the first of these rows is
+    returned first.
     """
     candidates = search.candidates(queries, 2 * count + 16, hidden)
     candidates.sort(axis=1)
@@ -114,8 +114,10 @@ def write_index(
     """Write the index of all rows to a file.
 
     Args:
-        told: called with the number of rows that were added since the last call.
-        held: an index whose clusters are kept, and the rows that it has; None to find new clusters.
+        place: the file to write.
+        features: the features of all rows, float16 [rows, F].
+        told: a function that is called with the number of rows that were added since its last call.
+        held: an index whose clusters are kept, and the number of its rows; None to compute new clusters.
 
     Raises:
         BackendError: faiss is not installed.

@@ -1,4 +1,4 @@
-"""An opened datastore, which a stream asks for neighbours (`txl_runtime.streaming.datastore.Datastore`)."""
+"""Open a datastore, which a stream asks for neighbours by `txl_runtime.streaming.datastore.Datastore`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Found(NamedTuple):
 
     Attributes:
         asked: True for positions that were searched, bool [n].
-        rows, tokens: the nearest rows and the tokens after them, int64 and int32 [n, K].
+        rows, tokens: indices of the nearest rows, int64 [n, K], and the token after each row, int32 [n, K].
         far: squared distances [n, K], infinite for missing rows.
         shares: shares of the probability [n, K], 0 for missing rows.
     """
@@ -51,8 +51,12 @@ class Found(NamedTuple):
 
 
 class Passage(NamedTuple):
-    """Tokens around one token of a text: the text's name, the tokens int32 [n], and the token's index in them and in
-    the text.
+    """The tokens around one token of a text.
+
+    Attributes:
+        name: the text's name.
+        tokens: the tokens, int32 [n].
+        at, position: index of the one token in `tokens`, and in the text.
     """
 
     name: str
@@ -67,20 +71,20 @@ class Store:
     p_neighbours is the softmax of -distance² / T over the K nearest rows, summed by token.
 
     Args:
-        search: finds candidates among the features.
+        search: the search that finds candidates among the features.
         features: float16 [rows, F].
         tokens: int32 [rows], the token after each row's position.
         texts: for the hash of each text's token ids, the text's first row and its end.
         neighbours: K.
         temperature: T.
         weight: W, or the gate that computes it for each position.
-        columns: the columns of the model's rows that are the feature.
+        columns: the feature's columns in the rows that the model's programs return.
 
     Attributes:
-        feature: the kind of feature in its rows.
+        feature: the kind of feature in the store's rows.
         parts: the texts, in the order of their rows.
-        identity: the rows and the numbers of the mixture in words, for files of results.
-        searches: a counter of positions: all that were asked for, and those for which a search was made.
+        identity: a text that identifies the rows and the numbers of the mixture, for files of results.
+        searches: a counter of all positions, and of positions at which a search was made.
     """
 
     def __init__(
@@ -103,9 +107,9 @@ class Store:
         self.parts: list[Part] = []
 
     def excluding(self, ids: Ids) -> Store:
-        """Return the store without the rows of a text, if it has read it; copies elsewhere cannot be excluded.
+        """Return the store without the rows of the text with these token ids, if the store has read this text.
 
-        For example, ids [10000] of a text that is now measured.
+        For example, int32 [10000] of a text that is now measured. Copies of the text inside other texts stay.
         """
         store = copy.copy(self)
         store._hidden = self._texts.get(hash_of(ids), (0, 0))
@@ -113,11 +117,13 @@ class Store:
 
     @property
     def hidden(self) -> int:
-        """The number of hidden rows."""
+        """Return the number of rows that `excluding` has hidden."""
         return self._hidden[1] - self._hidden[0]
 
     def shares(self, features: Floats, entropies: Entropies) -> tuple[Ids, Shares]:
-        """See `Datastore`. Where no row is found, or no search is made, all shares are 0.
+        """Return the tokens of the neighbours and their shares, both [n, K], as `Datastore` describes.
+
+        All shares of a position are 0 if no row was found, or no search was made.
 
         Raises:
             UsageError: the features are not as wide as the store's.
@@ -126,7 +132,7 @@ class Store:
         return neighbours.tokens, neighbours.shares
 
     def look(self, features: Floats, entropies: Entropies) -> Found:
-        """Return the neighbours of rows of the model's programs, float32 [n, columns], with their shares.
+        """Return the neighbours of the rows that the model's programs return, float32 [n, columns], and their shares.
 
         For example, 2 positions with 8 neighbours: tokens [2, 8].
 
@@ -153,26 +159,27 @@ class Store:
         return Found(asked, rows, self._tokens[rows], far, shares)
 
     def passage(self, row: int, before: int, after: int) -> Passage:
-        """Return the tokens around a row's token in its text."""
+        """Return a row's token with at most `before` tokens before it and `after` tokens after it in its text."""
         part = self.parts[bisect.bisect_right(self.parts, row, key=lambda each: each.first) - 1]
         first, end = max(part.first, row - before), min(part.first + part.rows, row + 1 + after)
         return Passage(part.name, self._tokens[first:end], row - first, row - part.first + 1)
 
     def seen(self, vocab_size: int) -> Rows:
-        """Return how often each token occurs in the rows that are not hidden, int64 [V]."""
+        """Return the number of times that each token occurs in rows that are not hidden, int64 [V]."""
         first, end = self._hidden
         shown = np.concatenate([self._tokens[:first], self._tokens[end:]])
         counts: Rows = np.bincount(shown, minlength=vocab_size).astype(np.int64)
         return counts
 
     def own(self, rows: Floats) -> Floats:
-        """Return this store's feature, float32 [n, F], from rows that the model's programs return: [2, 1024] →
-        [2, 512].
+        """Return the feature's columns, float32 [n, F], of rows that the model's programs return.
+
+        For example, [2, 1024] → [2, 512].
         """
         return rows[:, self._columns]
 
     def nearest(self, features: Floats) -> tuple[Ids, NDArray[np.float64]]:
-        """Return the tokens after the nearest rows, int32 [n, K], and squared distances [n, K]; infinite for none.
+        """Return the tokens after the nearest rows, int32 [n, K], and squared distances [n, K], infinite without a row.
 
         For example, ([[5, 9]], [[0.5, 2.0]]) for one row and K 2.
 
@@ -199,21 +206,21 @@ class Searches:
     """A counter of positions, which threads share.
 
     Attributes:
-        positions: number of positions.
-        made: number of positions that were searched.
+        positions: number of all positions.
+        made: number of positions at which a search was made.
     """
 
     def __init__(self) -> None:
         self.positions, self.made, self._lock = 0, 0, threading.Lock()
 
     def add(self, positions: int, made: int) -> None:
-        """Count positions, and the searches made for them."""
+        """Count positions, and the number of them at which a search was made."""
         with self._lock:
             self.positions, self.made = self.positions + positions, self.made + made
 
     @property
     def told(self) -> str:
-        """Return the share of searches that was saved, in words; "" if none was."""
+        """Return a phrase about the share of searches that the gate saved; "" if it saved none."""
         saved = self.positions - self.made
         if not saved:
             return ""
@@ -221,11 +228,11 @@ class Searches:
 
 
 def softmax(far: NDArray[np.float64], temperature: float) -> Shares:
-    """Return the softmax of -distance² / T, float64 [n, K], of squared distances; 0 at infinite ones.
+    """Return the softmax of -distance² / T over squared distances, float64 [n, K]; 0 at infinite distances.
 
     For example, [[0, inf]] gives [[1, 0]].
     """
-    with np.errstate(invalid="ignore", over="ignore"):  # no row was found for a position, or T is near 0
+    with np.errstate(invalid="ignore", over="ignore"):  # for positions without a row, and for a T near 0
         weights = np.exp((far.min(axis=1, keepdims=True) - far) / temperature)
     weights[~np.isfinite(far)] = 0
     shares: Shares = weights / np.maximum(weights.sum(axis=1, keepdims=True), 1.0)
@@ -233,11 +240,11 @@ def softmax(far: NDArray[np.float64], temperature: float) -> Shares:
 
 
 def open_store(model: Model, mixture: Mixture | None) -> Store | None:
-    """Open a datastore for a model, after checking every file; None for none, and for a weight of 0.
+    """Check every file of a datastore, and open it for a model; return None for no mixture, or a weight of 0.
 
     Raises:
         UsageError: the folder is missing, damaged, not complete or of a different model; the model's programs return no
-            features; or there is no gate, or it was fitted for different numbers.
+            features; or the gate is missing, or was fitted for a different K or T.
         BackendError: the store is large, and faiss is not installed.
     """
     if mixture is None:
@@ -283,10 +290,10 @@ def open_store(model: Model, mixture: Mixture | None) -> Store | None:
 
 
 def feature_columns(model: Model) -> dict[Feature, slice]:
-    """Return which columns of the model's rows a datastore can hold; the last entry is the best one.
+    """Return the columns of each feature in the rows that the model's programs return; the last feature is the best.
 
     Raises:
-        UsageError: the model's programs return log-probabilities alone.
+        UsageError: the model's programs return only log-probabilities.
     """
     manifest, logprobs = model.manifest, model.manifest.logprobs
     if logprobs is None or not logprobs.width or all(each.kind != "hidden" for each in model.backend.programs):

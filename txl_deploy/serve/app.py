@@ -39,7 +39,7 @@ ENDPOINTS: dict[str, dict[str, Endpoint]] = {
     "/health": {"GET": models.health},
     "/metrics": {"GET": models.metrics},
 }
-"""Every path with its methods."""
+"""Every path, with the endpoint of each method that it accepts."""
 
 
 def make_app(service: Service, log: Log) -> Guard:

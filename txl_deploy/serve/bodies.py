@@ -15,12 +15,13 @@ BODY_BYTES = 1 << 20
 BODY_SECONDS = 20
 """Seconds within which a body must arrive."""
 DROPPED = 64 << 20
-"""Bytes beyond the limit that are read and dropped, 64 MiB: a client that is still sending would miss the answer."""
+"""Bytes beyond the limit that are read and dropped, 64 MiB: a client that is still sending would miss the refusal."""
 
 
 async def read_json(request: Request) -> bytes:
-    """Read the body of a request that declares JSON, which a foreign web page cannot send without the browser asking
-    first.
+    """Read the body of a request whose content type is JSON.
+
+    A page of a different server cannot send such a request before its browser has asked this server.
 
     Raises:
         ApiError: the content type is not JSON, or `read_body` refuses the body.

@@ -39,7 +39,7 @@ class Columns:
         return bool(self._parts["tokens"])
 
     def add(self, entries: Sequence[tuple[object, ...]]) -> None:
-        """Add entries (token, log-probability, most probable tokens, offset); with ids also (…, id, their ids)."""
+        """Add entries: tuples with a value for each column, e.g. (token, log-probability, most probable, offset)."""
         if entries:
             for part, column in zip(self._parts.values(), zip(*entries, strict=True), strict=True):
                 part.append(msgspec.json.encode(column)[1:-1])
@@ -65,7 +65,7 @@ class Choice:
         self._text, self._stop_tokens = TextStream(order.stops), frozenset(order.stop_tokens)
         self._ready: list[str] = []
         self._sent = 0  # number of characters of the answer that later tokens cannot change
-        self._entries: deque[tuple[int, tuple[object, ...]]] = deque()  # (offset in the text, the entry's columns)
+        self._entries: deque[tuple[int, tuple[object, ...]]] = deque()  # entries to return: (offset, columns)
         self._echoed = len(prompt)
         self.fed, self.drawn, self.seen = len(prompt), 0, 0
         self.ended = self.reason = ""
@@ -89,9 +89,7 @@ class Choice:
             self.reason = "stop" if self._text.stopped else event.reason if event.reason in ("stop", "length") else ""
 
     def part(self, columns: Columns) -> str:
-        """Return the text that became final since the last call; add entries of tokens that begin in it to
-        `columns`.
-        """
+        """Return the text that became final since the last call, and add its tokens' entries to `columns`."""
         text = "".join(self._ready)
         self._ready.clear()
         whole = bool(self.ended) and not self._text.stopped
@@ -107,7 +105,7 @@ class Choice:
             self._sent += len(text)
 
     def _echo(self, upto: int) -> None:
-        """Echo the prompt's tokens before index `upto`, which have no log-probability."""
+        """Echo the prompt's tokens before index `upto` that are not echoed yet, with null as log-probability."""
         for token in self._prompt[self._echoed : upto].tolist():
             self._entry(token, None)
             self._certain(self._text.echo(self._pieces.bytes_of(token)))
@@ -130,9 +128,9 @@ class Choice:
         self._certain(self._text.feed(self._pieces.bytes_of(event.id)))
 
     def _entry(self, token: int, logprob: float | None, best: Sequence[tuple[int, float]] | None = None) -> None:
-        """Add the entry of a token: its log-probability, and those of the most probable tokens and itself, by name.
+        """Add a token's entry: its log-probability, and by name the log-probabilities of the tokens in `best`.
 
-        If two tokens have the same name, the more probable one is kept. A token without a log-probability has null.
+        If two tokens have the same name, the more probable token is kept. A token without a log-probability has null.
         """
         if self._logprobs is None:
             return

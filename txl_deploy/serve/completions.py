@@ -33,16 +33,16 @@ ENDED = {
 }
 """For each reason that leaves an incomplete answer: the HTTP status and the message."""
 AGAIN = 0.5
-"""Maximum number of seconds between two attempts to submit a further text of a request when there is no room."""
+"""Maximum number of seconds between two attempts to submit a text that found no room in the runtime."""
 QUEUED = 4
-"""Maximum number of batches of events that wait for a client; then the request itself pauses."""
+"""Maximum number of batches of events that wait for a client; if there are more, the request pauses."""
 
 
 _Arrived: TypeAlias = "asyncio.Queue[tuple[int, list[Event]] | BaseException]"
 
 
 async def completions(request: Request) -> Response:
-    """POST /v1/completions."""
+    """POST /v1/completions: answer with continuations of the prompts, at once or as a stream."""
     service, noted = service_of(request), noted_of(request)
     order = read_order(await read_json(request), request.headers, service.model, service.settings)
     answer = _Answer(service, order, noted)
@@ -53,7 +53,7 @@ async def completions(request: Request) -> Response:
 
 
 async def chat(request: Request) -> Response:
-    """POST /v1/chat/completions: refused with advice, because many clients try this address first."""
+    """POST /v1/chat/completions: refuse the request with advice, because many clients try this address first."""
     advice = "a bundle has no chat template, expected a text that goes on; put the messages into one prompt, and use "
     raise ApiError(404, f"{advice}POST /v1/completions", code="no_chat_template")
 
@@ -105,8 +105,9 @@ class _Answer:
                 await asyncio.sleep(min(error.retry_after, AGAIN))
 
     def _look(self, sessions: Sessions) -> None:
-        """Refuse a request if its session is not where the client states, or its tab has too many sessions
-        or requests.
+        """Refuse a request if its session has not read the number of positions that the client states.
+
+        A request of a tab that has too many sessions or requests is refused, too.
         """
         order = self._order
         self._service.tabs.check(order.session, sessions, asking=True)
@@ -124,7 +125,7 @@ class _Answer:
             )
 
     async def _begun(self, order: Order) -> Order:
-        """Replace an empty prompt of a new session by the boundary token; an existing one continues its last token."""
+        """Replace an empty prompt of a new session by the boundary token; an existing session continues without it."""
         known = await self._service.front.call(lambda sessions: order.session in sessions)
         return order if known else replace(order, prompts=(boundary(self._service.model),))
 
@@ -174,8 +175,8 @@ class _Answer:
             yield _event(as_api_error(error).document())
 
     async def _progress(self) -> AsyncGenerator[int, None]:
-        """Yield the index of a text whenever it has new events, until all have ended."""
-        if len(self._choices) == 1:  # one text needs no queue
+        """Yield the index of a text whenever the text has new events, until all texts have ended."""
+        if len(self._choices) == 1:  # a single text needs no queue
             try:
                 async for batch in self._tickets[0].batches():
                     self._take(0, batch)
@@ -205,7 +206,7 @@ class _Answer:
             self.cancel()
 
     async def _lane(self, index: int, rest: Iterator[int], arrived: _Arrived) -> None:
-        """Run one text after the other until no text is left."""
+        """Put the events of a text into `arrived`, then submit the next text of `rest`, until no text is left."""
         try:
             while index >= 0:
                 async for events in self._tickets[index].batches():
@@ -213,7 +214,7 @@ class _Answer:
                 index = next(rest, -1)
                 if index >= 0:
                     await self._submit(index, patient=True)
-        except Exception as error:  # passed on: whoever reads the queue raises it
+        except Exception as error:  # `_progress`, which reads the queue, raises it
             await arrived.put(error)
 
     def _take(self, index: int, events: list[Event]) -> None:
@@ -237,7 +238,7 @@ class _Answer:
         raise error
 
     def _standing(self) -> dict[str, Any]:
-        """Return the session's position after the request, which the client can compare with its own count."""
+        """Return the field with the session's position, which the client can compare with its own count."""
         name = self._order.session
         return {} if name is None else {"session": {"name": name, "seen": self._choices[0].seen}}
 
@@ -259,7 +260,7 @@ class _Answer:
 
 
 class _Streamed(Response):
-    """An answer as server-sent events; it stops when the client disconnects."""
+    """An answer as server-sent events, which ends when the client disconnects."""
 
     def __init__(self, answer: _Answer) -> None:
         self._answer = answer

@@ -23,7 +23,7 @@ PARAMS = {
     "tokens": "prompt",
     "stop_tokens": "stop_token_ids",
 }
-"""Name of a field in requests, by the runtime's name of it."""
+"""Name of a field in requests, by the runtime's name for this field."""
 
 
 class ApiError(TxlError):
@@ -75,7 +75,7 @@ def json_response(document: Any, status: int = 200, headers: dict[str, str] | No
 
 
 def as_api_error(error: TxlError) -> ApiError:
-    """Turn an error of the runtime into an answer; a field's name at the message's beginning is the wrong field."""
+    """Turn an error of the runtime into an answer. If its message begins with a field's name, that field is wrong."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, Busy):

@@ -24,7 +24,8 @@ _PAGE = Template((Path(__file__).parent / "front_page.html").read_text("utf-8"))
 async def page(request: Request) -> Response:
     """GET /: a page without scripts, or JSON for a client that accepts JSON but not HTML.
 
-    It needs no token. If the server has a token, the page does not name the model, and explains how to send the token.
+    The page needs no token. If the server has a token, the page does not name the model, and says how to send the
+    token.
     """
     settings, headers = service_of(request).settings, pages.HEADERS | {"vary": "accept"}
     model = settings.served_name if settings.token is None else None

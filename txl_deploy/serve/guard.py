@@ -26,20 +26,19 @@ OPEN = ("/health", *pages.OPEN)
 LINKED = (front_page.PATH, "/health", "/metrics", pages.PAGE)
 """Paths to which pages of other servers may link, because these paths only show something."""
 LOCAL = ("127.0.0.1", "localhost", "[::1]")
-"""Names of this machine in a Host header. A foreign page that was rebound to this address sends its own host name."""
+"""Names of this machine in a Host header. A foreign page whose name was rebound to this address sends that name."""
 CLIENT_GONE = 499
 """Status in logs and metrics of a request whose client disconnected before the answer."""
 
 
 class Guard:
-    """An ASGI application around the endpoints, for token, host, draining, errors as answers, logs and metrics."""
+    """An ASGI application that checks requests, calls the endpoints, answers errors, and logs and counts requests."""
 
     def __init__(self, app: ASGIApp, service: Service, log: Log) -> None:
         self._app, self._service, self._log = app, service, log
         token = service.settings.token
         self._token = None if token is None else _digest(token.encode())
-        # A foreign page does not know the token. Without a token, the Host header shows that a request is not from such
-        # a page.
+        # A foreign page does not know the token. If there is no token, its requests are known by their Host header.
         alone = service.settings.local or (service.settings.loopback and token is None)
         self._hosts = (*LOCAL, service.settings.host.lower()) if alone else None
 
@@ -84,11 +83,11 @@ class Guard:
             )
         if self._hosts is not None or path == pages.PAGE or path.startswith(f"{pages.PAGE}/"):
             _check_origin(headers, path)
-        # the front page needs no token, because it names no model then
+        # the front page needs no token, because it names no model if the server has a token
         if self._token is not None and path not in (*OPEN, front_page.PATH):
             kind, _, shown = headers.get("authorization", "").partition(" ")
             token = shown.strip() if kind.lower() == "bearer" else ""
-            if path == pages.PAGE and not token:  # a browser that opens an address cannot send our header
+            if path == pages.PAGE and not token:  # a browser that opens an address sends no such header
                 token = QueryParams(scope["query_string"]).get("token", "")
             if not hmac.compare_digest(_digest(token.encode(errors="replace")), self._token):
                 raise ApiError(
@@ -103,7 +102,7 @@ class Guard:
             )
 
     def _headers(self, noted: Noted, scope: Scope) -> list[tuple[bytes, bytes]]:
-        # both headers together are ambiguous: RFC 9112, 6.1
+        # Content-Length and Transfer-Encoding together are ambiguous: RFC 9112, 6.1
         unclear = {b"content-length", b"transfer-encoding"} <= {name for name, _ in scope["headers"]}
         closing = [(b"connection", b"close")] if self._service.draining or unclear else []
         return [(b"x-request-id", noted.id.encode()), (b"x-content-type-options", b"nosniff"), *closing]

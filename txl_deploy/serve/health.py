@@ -23,7 +23,7 @@ class Health:
         self._facts: dict[str, Any] = {}
 
     async def problem(self) -> str:
-        """Return the fault that the last self-test found, or ""; if it was too long ago, repeat the self-test first."""
+        """Return the fault that the last self-test found, or ""; a self-test older than `EVERY` is repeated first."""
         async with self._lock:  # requests that arrive during a self-test wait for its result
             if time.monotonic() - self._when >= EVERY:
                 self._problem, self._facts = await asyncio.to_thread(_replay, self._model)

@@ -1,4 +1,4 @@
-"""Keep sessions over a restart: restore them at the start, save them periodically and at the end, and log it."""
+"""Keep sessions over a restart: restore sessions at the start, save them periodically and at the end, and log this."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class Keeping:
 
     @property
     def standing(self) -> str:
-        """Return the text about sessions in the ready line, which tells a user who forgot the checkpoint folder."""
+        """Return the text about sessions in the ready line, so that a user notices a forgotten checkpoint folder."""
         if self._checkpoint is None:
             return "sessions end with the server; "
         lost = f", {self.lost} {'is' if self.lost == 1 else 'are'} lost" if self.lost else ""
         return f"{_sessions(self.restored)} came back{lost}; "
 
     def restore(self, sessions: Sessions) -> None:
-        """Begin the sessions of the last checkpoint; log the lost ones, and restore the rest.
+        """Restore the sessions of the last checkpoint, and log the sessions whose files cannot be used.
 
         Raises:
             TxlError: the checkpoint cannot be read, or does not fit the bundle or the limits.
@@ -71,7 +71,7 @@ class Keeping:
         self.restored, self.lost, self._last = len(sessions.names()), len(lost), time.monotonic()
 
     async def go_on(self, settings: ServerSettings, front: AsyncSessions) -> None:
-        """Periodically end idle sessions and save the rest, until this task is cancelled."""
+        """Periodically end idle sessions and save all other sessions, until this task is cancelled."""
         look = min(settings.idle_seconds / 4, settings.checkpoint_every, 10.0)
         tried = time.monotonic()
         while True:
@@ -81,7 +81,7 @@ class Keeping:
                 if self._checkpoint is not None and time.monotonic() - tried >= settings.checkpoint_every:
                     tried = time.monotonic()
                     self._made(await save_beside(front, self._checkpoint), self._checkpoint, tried)
-            except TxlError as error:  # e.g. a full disk: the last checkpoint is whole, and the next may succeed
+            except TxlError as error:  # e.g. a full disk: the last checkpoint stays, and the next may succeed
                 self.failed, self._failing = self.failed + 1, True
                 self._log.say("checkpoint_failed", f"note: no checkpoint: {error}", problem=str(error))
             except Exception as error:  # a defect must not prevent later checkpoints
@@ -106,8 +106,8 @@ class Keeping:
     def _made(self, changed: int, checkpoint: Checkpoint, began: float, last: bool = False) -> None:
         """Log a checkpoint.
 
-        JSON logs have every checkpoint. Lines for people have only the last one, and the first that succeeds after a
-        failure: a line every minute would hide other events.
+        JSON logs have every checkpoint. Lines for people have only the last checkpoint, and the first checkpoint that
+        succeeds after a failure: a line every minute would hide other events.
         """
         held = len(checkpoint.names)
         facts = {"sessions": changed, "held": held, "seconds": round(time.monotonic() - began, 3)}

@@ -24,7 +24,7 @@ class Log:
         self._as_json = as_json
 
     def say(self, event: str, line: str, **facts: object) -> None:
-        """Log a rare event, in both modes."""
+        """Log a rare event: `line` for people, or `facts` as JSON."""
         self._write(sys.stderr, event, line, facts)
 
     def ready(self, line: str, **facts: object) -> None:

@@ -50,7 +50,7 @@ prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Metrics:
-    """The counters of one server; the counters of its sessions are read on demand."""
+    """The counters of one server; `looked_at` reads the counters of its sessions on demand."""
 
     def __init__(self, model: Model) -> None:
         self._registry = own = prometheus.CollectorRegistry()

@@ -41,12 +41,12 @@ class DetokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 async def models(request: Request) -> Response:
-    """GET /v1/models."""
+    """GET /v1/models: a list with the served model."""
     return json_response({"object": "list", "data": [_model(service_of(request))]})
 
 
 async def model(request: Request) -> Response:
-    """GET /v1/models/NAME."""
+    """GET /v1/models/NAME: the served model, if NAME is its name or its model_id."""
     service = service_of(request)
     check_model(request.path_params["name"], service.model, service.settings)
     return json_response(_model(service))
@@ -78,8 +78,8 @@ async def detokenize(request: Request) -> Response:
 async def tokenizer_info(request: Request) -> Response:
     """GET /tokenizer_info: the text of the boundary token, which marks the beginning and the end of texts.
 
-    A client that measures likelihoods begins every text with this token. If the bundle names no boundary token, it is
-    the line end, provided that this is a single token.
+    A client that measures likelihoods begins every text with this token. If the bundle names no boundary token, the
+    answer is the line end, provided that the line end is a single token.
     """
     service = service_of(request)
     boundary = _boundary_text(service)
@@ -114,7 +114,7 @@ async def health(request: Request) -> Response:
 
 
 async def metrics(request: Request) -> Response:
-    """GET /metrics."""
+    """GET /metrics: all counters in Prometheus' format."""
     service = service_of(request)
     looked = await service.front.call(lambda sessions: looked_at(sessions, service.keeping))
     return Response(service.metrics.text(looked), 200, None, CONTENT_TYPE_LATEST)

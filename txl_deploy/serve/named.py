@@ -36,7 +36,7 @@ BYTES = "application/octet-stream"
 SAFETENSORS = "application/vnd.safetensors"
 """Content type of inputs and outputs as a safetensors file."""
 VALUES = 1 << 21
-"""Maximum number of values in one answer; as JSON, each takes about twenty bytes."""
+"""Maximum number of values in one answer; as JSON, a value takes about twenty bytes."""
 LEAVES: dict[str, tuple[type, type]] = {
     "float32": (float, np.float32),
     "int32": (int, np.int64),
@@ -54,7 +54,7 @@ class RunBody(Struct, forbid_unknown_fields=True):
 
 
 class CopyBody(Struct, forbid_unknown_fields=True):
-    """The body of POST /v1/sessions/NAME/copy."""
+    """The body of POST /v1/sessions/NAME/copy: `to` is the session that gets the memory."""
 
     to: str
 
@@ -62,14 +62,15 @@ class CopyBody(Struct, forbid_unknown_fields=True):
 async def sessions(request: Request) -> Response:
     """GET /v1/sessions: all named sessions, each with the fields of `SessionInfo`.
 
-    `pending` is the id of the last drawn token, which the next request reads first. `waiting` is a number of requests.
+    `pending` is the id of the last drawn token, which the next request reads first. `waiting` is the number of the
+    session's requests that wait.
     """
     infos = await service_of(request).front.call(lambda kept: [kept.info(name) for name in kept.names()])
     return json_response({"object": "list", "data": [{"object": "session", **asdict(info)} for info in infos]})
 
 
 async def session(request: Request) -> Response:
-    """GET /v1/sessions/NAME."""
+    """GET /v1/sessions/NAME: one session, with the fields of `SessionInfo`."""
     name, service = _name(request), service_of(request)
     info = await service.front.call(lambda kept: kept.info(name) if name in kept else None)
     if info is None:
@@ -134,7 +135,7 @@ async def state(request: Request) -> Response:
 
 
 async def set_state(request: Request) -> Response:
-    """PUT /v1/sessions/NAME/state: begin the session with this state, or replace its state."""
+    """PUT /v1/sessions/NAME/state: begin the session with the state in the body, or replace its state by it."""
     name, service = _name(request), service_of(request)
     most = max(BODY_BYTES, service.largest_state + STATE_SPARE)
     new_state = SessionState.from_bytes(await read_body(request, most), "the state")
@@ -149,7 +150,7 @@ async def set_state(request: Request) -> Response:
 
 
 async def run(request: Request) -> Response:
-    """POST /v1/sessions/NAME/run: run arrays and return arrays; the answer has the request's content type."""
+    """POST /v1/sessions/NAME/run: run input arrays, and answer with output arrays in the request's content type."""
     name, service = _name(request), service_of(request)
     plain = content_type(request) != SAFETENSORS
     if plain:
@@ -173,7 +174,7 @@ async def run(request: Request) -> Response:
 
 
 def _check_size(inputs: Mapping[str, Array], manifest: Manifest) -> None:
-    """Refuse more positions than fit into one answer; the runtime itself refuses inputs that do not fit the model.
+    """Refuse inputs whose outputs would not fit into one answer. The runtime checks that inputs fit the model.
 
     Raises:
         ApiError: the outputs would hold too many values.
@@ -194,7 +195,7 @@ def _check_size(inputs: Mapping[str, Array], manifest: Manifest) -> None:
 
 
 async def _outputs(ticket: Handle, table: Sequence[Output]) -> tuple[dict[str, Array], int]:
-    """Return all outputs of a run by name, with its segments joined, and the number of positions.
+    """Return all outputs of a run by name, joined over its segments, and the number of positions that it read.
 
     Raises:
         ApiError: the run ended early.
@@ -220,7 +221,7 @@ async def _outputs(ticket: Handle, table: Sequence[Output]) -> tuple[dict[str, A
 
 
 def _arrays(values: Mapping[str, Raw], manifest: Manifest) -> dict[str, Array]:
-    """Turn nested lists into arrays. The parser gets the expected depth and number type, so memory stays small.
+    """Turn nested lists into arrays. The parser knows the expected depth and number type, so it takes little memory.
 
     Raises:
         ApiError: an input is unknown, has a different depth, has values that are no numbers, or rows of unequal length.

@@ -1,7 +1,7 @@
-"""Show a datastore's part in the next token: the playground's alternatives, with the neighbours behind them.
+"""Show how a datastore changes the next token: the alternatives in the playground, and the neighbours that were found.
 
-The answer contains passages that the store has read, so only the playground's server gives it: it serves one person on
-this machine.
+The answer contains passages that the store has read. So only the playground's server gives this answer, as it serves
+one person on this machine.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from txl_deploy.serve.settings import TOP_LOGPROBS
 TOKENS = 4096
 """Maximum number of tokens of a text, which is read from empty memory for each answer."""
 MOST, BEFORE, AFTER = 32, 48, 16
-"""Maximum number of neighbours in an answer; tokens before and after the one that a neighbour was followed by."""
+"""Maximum number of neighbours in an answer; number of a passage's tokens before and after a neighbour's token."""
 
 
 class NeighboursBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /v1/neighbours.
 
     Attributes:
-        prompt: the tokens before the predicted one, as text or ids.
+        prompt: the tokens before the predicted token, as text or ids.
         alternatives, neighbours: the wanted number of most probable tokens, and of nearest neighbours.
     """
 
@@ -47,7 +47,7 @@ class NeighboursBody(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def shown(service: Service) -> Store | None:
-    """Return the datastore whose passages the server shows; None for none."""
+    """Return the datastore whose passages the server shows; None if it shows no passages."""
     return service.datastore if service.settings.local and isinstance(service.datastore, Store) else None
 
 
@@ -81,7 +81,7 @@ async def neighbours(request: Request) -> Response:
 
 
 def _look(service: Service, store: Store, ids: Ids, body: NeighboursBody) -> dict[str, Any]:
-    """Read the text from empty memory, and return the document of the answer for the token behind it."""
+    """Read the text from empty memory; return the answer about the token after the text, as plain data."""
     stream, pieces = service.model.stream(1), service.pieces
     rows = stream.features(ids[None])[0, -1:]
     output = stream.loop.output

@@ -55,7 +55,11 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
 
 
 class CompletionBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """The body of POST /v1/completions. `user` … `ignore_eos` are ignored, later fields refused (`NEUTRAL`)."""
+    """The body of POST /v1/completions.
+
+    Fields from `user` to `ignore_eos` are ignored. Fields from `best_of` on are refused if they would change the
+    result.
+    """
 
     model: str | None = None
     prompt: str | list[str | int | list[int]] | None = None
@@ -109,7 +113,7 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "min_tokens": (0,),
     "use_beam_search": (False,),
 }
-"""Fields that would change the result, with the values that would not, which are accepted."""
+"""Fields that would change the result, and for each field the values that are accepted because they change nothing."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +177,7 @@ class Order:
 
 
 class _Until:
-    """A check that ends a request at a stop text, so that the session reads nothing after the token completing it."""
+    """A check that ends a request at a stop text. The session reads nothing after the token that completes the text."""
 
     def __init__(self, order: Order, prompt: Ids, pieces: TokenTexts) -> None:
         self._text, self._pieces = TextStream(order.stops), pieces
@@ -186,7 +190,7 @@ class _Until:
 
 
 def read_order(data: bytes, headers: Headers, model: Model, settings: ServerSettings) -> Order:
-    """Check a request's body and its header X-Session, and return them as an `Order`.
+    """Check a request's body and its header X-Session, and return both as an `Order`.
 
     Raises:
         ApiError: the body is not JSON, is no completion request, exceeds a limit, or asks for something unsupported.
@@ -295,7 +299,7 @@ def check_model(name: str | None, model: Model, settings: ServerSettings) -> Non
 def encode(text: str, model: Model) -> Ids:
     """Return the token ids of a text, int32 [T].
 
-    A vocabulary of bytes makes [97, 98] of "ab".
+    For example, [97, 98] for "ab" with a vocabulary of bytes.
 
     Raises:
         ApiError: the bundle has no vocabulary, or the vocabulary lacks a word of the text.
@@ -314,7 +318,7 @@ def encode(text: str, model: Model) -> Ids:
 
 
 def boundary(model: Model) -> Ids:
-    """Return the prompt that replaces an empty one: the token that separates texts, int32 [1].
+    """Return the prompt that replaces an empty prompt: the boundary token, which separates texts, int32 [1].
 
     Raises:
         ApiError: the bundle names no boundary token.

@@ -41,11 +41,11 @@ from txl_deploy.serve.supervision import tell_manager
 BACKLOG = 2048
 """Maximum number of connections that the system keeps before they are accepted."""
 CONNECTIONS = 512
-"""Number of open connections from which on requests get status 503."""
+"""Number of open connections at which further requests get status 503."""
 KEEP_ALIVE = 30
 """Seconds for which a connection stays open after an answer without a new request."""
 HEADER_BYTES = 1 << 15
-"""Maximum size of a request line and headers in bytes, 32 KiB, until they are complete."""
+"""Maximum size in bytes, 32 KiB, of a request line and headers that are not complete yet."""
 LAST_WORDS = 2
 """Seconds for sending the last answers after the last request has ended."""
 LOOK = 0.02
@@ -56,7 +56,9 @@ def serve(settings: ServerSettings, listens: Callable[[str], None] | None = None
     """Serve until a signal arrives.
 
     Args:
-        listens: a function that is called with the server's address when it answers requests; None to log the address.
+        settings: the server's options.
+        listens: a function that is called with the server's address as soon as requests are answered; None to log the
+            address.
 
     Raises:
         UsageError: an option, the port or the token cannot be used.
@@ -65,7 +67,7 @@ def serve(settings: ServerSettings, listens: Callable[[str], None] | None = None
     """
     settings.require_token()
     log = Log(settings.json_logs)
-    for name in ("uvicorn", "asyncio"):  # this server's own log reports errors
+    for name in ("uvicorn", "asyncio"):  # silenced, because this server's own log reports errors
         logging.getLogger(name).addHandler(logging.NullHandler())
         logging.getLogger(name).propagate = False
     with contextlib.ExitStack() as stack:
@@ -101,9 +103,9 @@ async def _serve(
 ) -> None:
     stop = asyncio.Event()
     gc.freeze()  # objects that exist now live as long as the server
-    gc.set_threshold(50_000, 20, 20)  # otherwise the collector scans a large body again and again while it is read
+    gc.set_threshold(50_000, 20, 20)  # by default the collector scans a large body again and again while it is read
     with _signals(stop, log):
-        stopping.require_going()  # an earlier signal may have been dropped; from now on none is
+        stopping.require_going()  # a signal may have been dropped before; later signals are not dropped
         async with AsyncSessions(sessions) as front:
             service = _service(settings, model, datastore, front, keeping)
             if problem := await service.health.problem():
@@ -128,7 +130,7 @@ async def _serve(
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server without its signal handlers; it calls a function when it listens."""
+    """uvicorn's server without its signal handlers, which calls `ready` when it listens."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)
@@ -140,7 +142,7 @@ class _Server(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept connections, and then call the function."""
+        """Begin to accept connections, and call `ready` afterwards."""
         await super().startup(sockets)
         self._ready()
 
@@ -260,7 +262,7 @@ def _signals(stop: asyncio.Event, log: Log) -> Iterator[None]:
 
     numbers = [signal.SIGINT, signal.SIGTERM]
     hangup = getattr(signal, "SIGHUP", None)  # Windows does not have this signal
-    if hangup is not None and signal.getsignal(hangup) != signal.SIG_IGN:  # ignored under `nohup`
+    if hangup is not None and signal.getsignal(hangup) != signal.SIG_IGN:  # `nohup` ignores it
         numbers.append(hangup)
     before = {number: signal.signal(number, told) for number in numbers}
     try:
@@ -271,7 +273,7 @@ def _signals(stop: asyncio.Event, log: Log) -> Iterator[None]:
 
 
 async def _drain(settings: ServerSettings, log: Log, service: Service) -> None:
-    """Refuse new requests, and wait for the running ones, at most `drain_seconds`."""
+    """Refuse new requests, and wait at most `drain_seconds` until the running requests have ended."""
     tell_manager("STOPPING=1")
     service.draining = True
     service.tabs.close()

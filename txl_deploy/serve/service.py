@@ -1,4 +1,4 @@
-"""Hold what every endpoint needs: the model, sessions, limits and counters."""
+"""Define the object that every endpoint needs: it holds the server's model, sessions, limits and counters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from txl_deploy.serve.settings import ServerSettings
 
 @dataclass
 class Service:
-    """One server.
+    """The model, sessions, limits and counters of one server.
 
     Attributes:
         settings: the server's options.
@@ -32,11 +32,11 @@ class Service:
         pieces: the texts of the model's tokens.
         created: time of the server's start, in seconds since 1970.
         largest_state: size of a full session's state in bytes.
-        datastore: the store that every draw searches; None for none.
+        datastore: the store that every draw searches; None if there is no store.
         draining: True while the server is stopping and only finishes running requests.
         running: number of requests that are being answered.
         tabs: the open tabs of the playground.
-        looking: held while neighbours are looked for.
+        looking: a lock that is held while neighbours are looked for.
     """
 
     settings: ServerSettings

@@ -1,4 +1,4 @@
-"""Take a request's session from the header X-Session, by which a proxy keeps sessions apart."""
+"""Take a request's session from the header X-Session, by which a proxy chooses the server of a session."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ HEADER = "x-session"
 
 
 def session_of(headers: Headers, name: str | None) -> str | None:
-    """Return the session that a request names in its header, in its body or address (`name`), or in both; None if in
-    neither. E.g. the header "X-Session: ada" with the name None or "ada" gives "ada".
+    """Return the name of a request's session, or None if it names no session.
+
+    The name is in the header, in the body or address (`name`), or in both: "X-Session: ada" gives "ada" if `name` is
+    None or "ada".
 
     Raises:
-        ApiError: the header is there twice, or differs from `name`; a proxy may have chosen the wrong server by it.
-        UsageError: this is no session's name.
+        ApiError: the header is there twice, or differs from `name`: a proxy may have chosen the wrong server by it.
+        UsageError: the name is no session's name.
     """
     values = headers.getlist(HEADER)
     if len(values) > 1:

@@ -1,6 +1,6 @@
 """Define a server's options: its address, its users, and the limits of requests.
 
-All limits, options and constants, are small enough for a small machine.
+All limits, whether they are options or constants, suit a small machine.
 """
 
 from __future__ import annotations
@@ -36,11 +36,9 @@ TOP_LOGPROBS = 20
 LOGPROBS = 1 << 19
 """Maximum number of log-probabilities in one answer: positions times most probable tokens per position."""
 ECHOED = LOGPROBS
-"""Maximum number of prompt tokens that one answer may echo, over all texts: they are looked up before computing."""
+"""Maximum number of prompt tokens that one answer echoes, over all texts: each is looked up before the computation."""
 LOST = "\ufffd"
-"""Replacement of bytes of an address that are not UTF-8. Names with it are refused, as different ones could
-be equal.
-"""
+"""Character in place of bytes of an address that are not UTF-8. Names with it are refused: they could become equal."""
 NO_NAMES = (".", "..")
 """Names that are refused, because clients remove them from an address before they send it."""
 
@@ -57,7 +55,7 @@ class ServerSettings:
         backend, threads: see `txl_runtime.load`.
         rows: number of sequences computed together; None for the bundle's batch size.
         lookup: maximum number of tokens of a draft that is looked up in a session's text, 0 … 4; 0 is off.
-        mixture: a datastore that every draw searches, and its numbers; None for none.
+        mixture: a datastore that every draw searches, and its numbers; None if there is no datastore.
         sessions: maximum number of sessions at once.
         waiting: maximum number of requests that wait for a row.
         session_bytes: maximum number of bytes of parked sessions in the host's memory.

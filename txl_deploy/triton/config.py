@@ -14,14 +14,14 @@ from txl_runtime.bundle.tables import Input, Output
 from txl_deploy.triton.inside import tables
 
 QUEUE_DELAY = 300
-"""Microseconds for which the server waits for requests of more sequences, to run them in one step."""
+"""Microseconds for which the server waits for requests of further sequences, to run all of them in one step."""
 
 SESSIONS = 1024
-"""Maximum number of conversations of a generating model at once; the runtime parks the ones without a row."""
+"""Maximum number of conversations of a generating model at once; the runtime parks conversations without a row."""
 
 
 class Word(str):
-    """A name in an enumeration, which is written without quotes."""
+    """A name of an enumeration, which a configuration has without quotes."""
 
     __slots__ = ()
 
@@ -32,7 +32,7 @@ TYPES = {
     "int32": Word("TYPE_INT32"),
     "float32": Word("TYPE_FP32"),
 }
-"""The server's names of data types."""
+"""The server's names of data types, by the manifest's names."""
 STRING, INT64 = Word("TYPE_STRING"), Word("TYPE_INT64")
 
 Config = dict[str, Any]
@@ -40,11 +40,15 @@ Config = dict[str, Any]
 
 
 def stepping_config(manifest: Manifest, sequences: int, idle_seconds: float, backend: str) -> Config:
-    """Configure the model that is stepped: sequences continue from request to request, and are batched when they meet.
+    """Configure the model that is stepped: its sequences continue from request to request.
+
+    The server batches requests of different sequences that arrive together.
 
     Args:
+        manifest: the bundle's manifest.
         sequences: maximum number of sequences at once; further sequences wait for a place.
         idle_seconds: seconds after which an idle sequence loses its place.
+        backend: the runtime's backend inside the server.
     """
     inputs = manifest.given
     outputs = [_tensor(output, manifest) for output in manifest.outputs]
@@ -68,7 +72,7 @@ def stepping_config(manifest: Manifest, sequences: int, idle_seconds: float, bac
 
 
 def generation_config(backend: str, idle_seconds: float) -> Config:
-    """Configure the model that generates: one request, and a response for each token."""
+    """Configure the model that generates: it answers one request with a response for each token."""
     options = [("temperature", TYPES["float32"]), ("top_k", TYPES["int32"]), ("top_p", TYPES["float32"])]
     options += [("seed", INT64), ("stop_tokens", TYPES["int32"])]
     inputs: list[Config] = [
@@ -94,7 +98,7 @@ def generation_config(backend: str, idle_seconds: float) -> Config:
 
 
 def _python(serves: str, backend: str, **more: str) -> Config:
-    """Configure the Python backend: one process, and the parameters that the model in it reads."""
+    """Configure the Python backend: one process, and the parameters that the model in this process reads."""
     parameters = {"serves": serves, "backend": backend, "threads": "1", **more}
     return {
         "instance_group": [{"kind": CPU, "count": 1}],

@@ -1,4 +1,4 @@
-"""Write the README.md of a package, which says how to start, use and monitor it."""
+"""Write the README.md of a package, which says how to start, use and monitor the server."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
     DIR/NAME/config.pbtxt                the model that is stepped
     DIR/NAME/probe.json                  a request by which to check that the model answers
     DIR/NAME/1/model.py, bundle/, packages/
-    DIR/NAME-generate/…                  the same for generating; the bundle's files are hard links if possible
+    DIR/NAME-generate/…                  the same files for the model that generates; hard links of the bundle's files
 
 The server copies nothing and reads no other folder, so each model's folder has everything that the model needs.
 """
@@ -35,12 +35,12 @@ from txl_deploy.triton.config import generation_config, stepping_config, to_text
 VERSION = "1"
 """The server's name for the folder of a model's only version."""
 SEQUENCES = 16
-"""Default number of sequences at once; the bundle's batch size if that is larger."""
+"""Default number of sequences at once; if the bundle's batch size is larger, the default is the batch size."""
 
 
 @dataclass(frozen=True)
 class Package:
-    """A package that was written.
+    """Facts about a package that was written.
 
     Attributes:
         folder: the package's folder.
@@ -139,7 +139,7 @@ def copy_bundle(bundle: Path, place: Path) -> Manifest:
 
 
 def probe(manifest: Manifest) -> dict[str, object]:
-    """Return a request that every server of this model answers: zeros for the shortest segment, in its own sequence."""
+    """Return a request that every server of this model answers: zeros for the shortest segment of a new sequence."""
     length = manifest.segment_lengths[-1]
     inputs = []
     for entry in manifest.given:
@@ -173,7 +173,7 @@ def _copy_packages(place: Path) -> None:
 
 
 def _sources(home: Path) -> Iterator[tuple[Path, Path]]:
-    """Yield (file to copy, its path below the folder of packages)."""
+    """Yield pairs: a file to copy, and its path below the folder `packages`."""
     runtime = Path(txl_runtime.__file__).parent
     for path in sorted(runtime.rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts:

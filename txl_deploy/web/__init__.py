@@ -1,1 +1,1 @@
-"""Packages for a browser: a folder to serve, with a bundle, the runtime for pages, and one page."""
+"""Write packages for browsers: a folder to serve or a single file, with a page, the runtime for pages and a bundle."""

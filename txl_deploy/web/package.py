@@ -1,7 +1,7 @@
 """Write a folder to serve: the bundle, the runtime in JavaScript, ONNX Runtime for WebAssembly, and a page.
 
 DIR/index.html, *.css, *.js          the page, which a server has at /playground
-DIR/model/                           the bundle, as far as a page reads it
+DIR/model/                           the files of the bundle that a page reads
 DIR/txl-runtime/                     the runtime in JavaScript
 DIR/onnxruntime-web/                 the engine, from the npm package
 DIR/txl-package.json
@@ -25,24 +25,24 @@ from txl_deploy.places import refuse_inside
 
 TARGET = "web"
 POLICY = "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; connect-src 'self'; img-src data:"
-"""Policy of a folder's page, which loads nothing of a different address."""
+"""Content security policy of a folder's page: it loads nothing from a different address."""
 STYLE = "\n".join(f'<link rel="stylesheet" href="/playground/{path.name}">' for path in STYLES)
 SCRIPT = '<script type="module" src="/playground/page.js"></script>'
 RUNTIME = (Path(__file__).parent / "runtime", Path(__file__).parents[2] / "runtime" / "js")
-"""The runtime in JavaScript: of an installed package, and of a checkout."""
+"""Folders of the runtime in JavaScript: in an installed package, and in a checkout."""
 ENGINE = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
 MODULES = Path("node_modules/onnxruntime-web")
 
 
 @dataclass(frozen=True)
 class WebPackage:
-    """A package that was written.
+    """Facts about a package that was written.
 
     Attributes:
-        folder: its folder, or its single file.
-        name: the model's name, the page's title.
-        bundle_bytes, engine_bytes, page_bytes: uncompressed bytes of each part that a page downloads, or
-            the bytes of each in a single file; `page_bytes` includes the runtime.
+        folder: the package's folder, or its single file.
+        name: the model's name, which is also the page's title.
+        bundle_bytes, engine_bytes, page_bytes: uncompressed bytes of each part that a page downloads, or bytes that the
+            part takes in a single file; `page_bytes` includes the runtime.
     """
 
     folder: Path
@@ -62,7 +62,7 @@ def package_web(bundle: Path, out: Path, force: bool = False, engine: Path | Non
         engine: the folder of the npm package onnxruntime-web; None for `node_modules/onnxruntime-web` here.
 
     Raises:
-        UsageError: the folder cannot be written, or there is no such npm package.
+        UsageError: the folder cannot be written, or the npm package is missing.
         BundleError: the bundle cannot be read.
         BackendError: a page cannot run the bundle.
     """
@@ -95,10 +95,10 @@ def package_web(bundle: Path, out: Path, force: bool = False, engine: Path | Non
 
 
 def used_files(bundle: Path, manifest: Manifest) -> list[str]:
-    """Return names of the files that a page may read: of one update rule, which is no ring, with stored vectors.
+    """Return the names of the files that a page may read, with the programs of one update rule, which is not the ring.
 
     Raises:
-        BackendError: the bundle has memory in a ring alone.
+        BackendError: the bundle's only update rule is the ring.
     """
     rules = [rule for rule in manifest.updates if rule != "ring"]
     if not rules:
@@ -112,13 +112,16 @@ def used_files(bundle: Path, manifest: Manifest) -> list[str]:
 
 
 def page_files() -> list[Path]:
-    """Return the files of the page but its HTML."""
+    """Return all files of the page except its HTML."""
     return [path for path in files() if path.name != HTML]
 
 
 def page(policy: str, style: str, script: str) -> str:
-    """Return the HTML of a page that runs the model itself, with this policy and the tags that load style and
-    script.
+    """Return the HTML of a page that runs the model itself.
+
+    Args:
+        policy: the page's content security policy.
+        style, script: the tags that load the page's styles and its script.
     """
     html = (STATIC / HTML).read_text("utf-8")
     meta = '<meta charset="utf-8">'
@@ -141,10 +144,10 @@ def runtime_files() -> dict[str, Path]:
 
 
 def library_of(engine: Path, names: Sequence[str]) -> Path:
-    """Return the folder of onnxruntime-web's built files, which has these.
+    """Return the folder with the built files of the npm package onnxruntime-web.
 
     Raises:
-        UsageError: one of them is missing.
+        UsageError: one of the files in `names` is missing.
     """
     folder = engine / "dist"
     if missing := [name for name in names if not (folder / name).is_file()]:

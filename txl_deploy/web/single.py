@@ -1,4 +1,4 @@
-"""Write one HTML file that needs no server and no network: the page, its modules, the engine and the bundle in it."""
+"""Write one HTML file that needs no server and no network; it holds the page, its modules, the engine and a bundle."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from txl_deploy.places import refuse_inside
 from txl_deploy.web.package import MODULES, WebPackage, library_of, page, page_files, runtime_files, used_files
 
 ENGINE = ("ort.wasm.bundle.min.mjs", "ort-wasm-simd-threaded.wasm")
-"""Files of onnxruntime-web: its script with the glue inside, which would else be fetched, and the engine."""
+"""Files of onnxruntime-web: a script that contains its glue code, so that a page fetches none, and the engine."""
 UNPACK = Path(__file__).parent / "unpack.js"
 PACKED = b'id="packed"'
-"""Bytes that every page of one file has; `--force` replaces no other file."""
+"""Bytes by which a page of one file is recognised; `--force` replaces only files that have them."""
 
 
 def package_single(bundle: Path, out: Path, force: bool = False, engine: Path | None = None) -> WebPackage:
-    """Write a page of one file, in which everything else is packed.
+    """Write a page of one file, which holds the bundle, the engine and the runtime in packed form.
 
     Args:
         bundle: the bundle's folder.
@@ -34,7 +34,7 @@ def package_single(bundle: Path, out: Path, force: bool = False, engine: Path | 
         engine: as in `package_web`.
 
     Raises:
-        UsageError: the file is there and may not be replaced, cannot be written, or there is no such npm package.
+        UsageError: the file is there and may not be replaced, or cannot be written; or the npm package is missing.
         BundleError: the bundle cannot be read.
         BackendError: a page cannot run the bundle.
     """

@@ -1,11 +1,11 @@
 """PyTorch competitors of a bundle: PyTorch as people usually run it, and plain PyTorch at its best.
 
-The competitors of a Transformer-XL are listed here; `own_module` has those of a model of the user's own. Each has the
-methods of `txl_deploy.bench.competitor.Competitor`, takes its weights from the bundle, and is compared with the bundle
-before it is timed.
+This module lists the competitors of a Transformer-XL; `own_module` has the competitors of a user's own model. Each has
+the methods of `txl_deploy.bench.competitor.Competitor`, takes its weights from the bundle, and is compared with the
+bundle before it is timed.
 
     torch          eager, hidden memory, the released code's own layout
-    torch-kv       eager, K/V memory, everything folded that does not depend on the input
+    torch-kv       eager, K/V memory; products that do not depend on the input are computed only once
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from txl_deploy.bench.competitors.hidden import TimeFirstHidden
 from txl_deploy.bench.competitors.shared_layers import SharedLayers
 
 NAMES = ("torch", "torch-kv")
-"""Competitors of a Transformer-XL, as named in --against."""
+"""Names of the competitors of a Transformer-XL, as --against takes them."""
 
 
 def competitors(names: tuple[str, ...], model: Model, threads: int) -> tuple[dict[str, Maker], dict[str, str]]:
-    """Return makers of the competitors in `names` with a bundle's weights, and the reasons why some cannot run here.
+    """Return makers of the competitors in `names`, and the reason for each competitor that cannot run here.
 
-    PyTorch is set to `threads` threads.
+    The competitors have the bundle's weights. PyTorch is set to `threads` threads.
 
     Raises:
         UsageError: a name is unknown.

@@ -20,15 +20,16 @@ from txl_deploy.bench.driving import filling, is_transformer_xl, random_inputs
 from txl_deploy.bench.works import Works
 
 COMPILED = "torch-compile"
-"""The competitor that may fail on a model, with any kind of error: each part of a compiler raises its own."""
+"""Name of the competitor that may fail with an error of any class: each part of a compiler raises its own classes."""
 
 
 def compared(
     works: Works, makers: Mapping[str, Maker], listener: Listener
 ) -> tuple[list[Competitor], dict[str, Agreement], dict[str, str]]:
-    """Compare competitors with the bundle; return (competitors that ran, with full states; their agreement; failures).
+    """Make competitors and compare each with the bundle.
 
-    Each competitor is made just before it is compared.
+    Return the competitors that ran, whose states are full; their agreement by name; and the reason for each name that
+    failed.
 
     Raises:
         CheckError: a competitor does not compute the same as the bundle.
@@ -56,7 +57,7 @@ def compared(
 def agree(bundle: BundleCompetitor, other: Competitor, model: Model) -> Agreement:
     """Compare a competitor with the bundle over chained segments, first with new states, then with full states.
 
-    Both are reset first, and have full states afterwards.
+    The states of both are reset before, and full afterwards.
 
     Raises:
         CheckError: the two do not compute the same function.
@@ -83,7 +84,7 @@ def agree(bundle: BundleCompetitor, other: Competitor, model: Model) -> Agreemen
 
 
 class _Distributions:
-    """The comparison of log-probabilities: largest difference, and mean divergence of segments, in nats.
+    """The comparison of log-probabilities in nats, by their largest difference and by the mean KL divergence.
 
     Attributes:
         first, last: lengths of the segments that are compared before and after the state is filled.
@@ -114,7 +115,7 @@ class _Distributions:
         max_abs, kl = float(np.max(self._largest)), float(np.maximum(np.mean(self._divergences), 0))
         measure, limit, segments = self._measure, self._limit, len(self._largest)
         reached = kl if measure == "kl" else max_abs
-        if not reached <= limit:  # also true for NaN, which is no agreement
+        if not reached <= limit:  # this condition is also true for NaN
             raise CheckError(
                 f"{name}: differs from the bundle by {measure} {reached:.3g} over {segments} chained segments, "
                 f"expected at most {limit:g}; it computes something else, so it is not timed: leave it out of --against"
@@ -123,7 +124,10 @@ class _Distributions:
 
 
 class _Outputs:
-    """The comparison of every output of any other step, measured by the bundle's precision. See `_Distributions`."""
+    """The comparison of all outputs of a model that is no Transformer-XL; attributes are as in `_Distributions`.
+
+    The bundle's precision decides the measure and its limit.
+    """
 
     while_filling = True
 

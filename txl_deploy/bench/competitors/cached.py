@@ -1,9 +1,9 @@
 """Eager PyTorch with K/V memory: the best that plain PyTorch does with the same weights.
 
-It saves the same work as a bundle: keys and values are kept instead of projected again, the product W_r·R of relative
-positions is computed once per length, and the attention scale is folded into W_q, u and v. New rows are written behind
-the old ones, into a buffer with room for M more rows, so that memory is copied only once in M tokens. Attention is
-`scaled_dot_product_attention` with the relative scores as its mask.
+This competitor saves the same work as a bundle: keys and values are kept instead of projected again, the product W_r·R
+of relative positions is computed once per length, and the attention scale is folded into W_q, u and v. New rows are
+written behind the old rows, into a buffer with room for M more rows, so that memory is copied only once in M tokens.
+Attention is `scaled_dot_product_attention` with the relative scores as its mask.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from torch.nn import functional as F
 from txl_deploy.bench.competitors.shared_layers import Eager, SharedLayers
 
 KEPT = 5
-"""Maximum number of tables and masks that are kept; while a memory fills, each length is used only once."""
+"""Maximum number of cached tables, and of cached masks: while memory fills, each length is used only once."""
 Join = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""(index of the layer, its new keys, its new values), both [B, H, L, d_head] → (keys, values) of memory and segment."""
+"""A function (index of a layer, its new keys, its new values [B, H, L, d_head]) → keys and values of all rows."""
 Place = Callable[[Tensor], Tensor]
-"""Scores with a column per distance, [B, H, L, distances] → scores with a column per key, -inf for hidden keys."""
+"""A function (scores per distance [B, H, L, distances]) → scores per key [B, H, L, K], -inf for hidden keys."""
 
 
 class KeyValue(Eager):
-    """K/V memory in plain eager PyTorch."""
+    """The competitor that keeps keys and values, in plain eager PyTorch."""
 
     name = "torch-kv"
     description = "eager PyTorch, K/V memory, W_r·R folded, nothing of size M copied"
@@ -33,7 +33,7 @@ class KeyValue(Eager):
     def __init__(self, parts: SharedLayers, batch_size: int) -> None:
         state, scale = parts.state, parts.config.d_head**-0.5
         self.joined = parts.joined({"query": scale, "key": 1.0, "value": 1.0})
-        # shape [H, 1, d_head] each
+        # scaled biases u and v of each layer, [H, 1, d_head]
         self.content = [(state[f"{name}.content_bias"] * scale)[:, None] for name in parts.attention]
         self.position = [(state[f"{name}.position_bias"] * scale)[:, None] for name in parts.attention]
         self._tables, self._mask = lru_cache(KEPT)(parts.tables), lru_cache(KEPT)(self._find_mask)
@@ -61,12 +61,12 @@ class KeyValue(Eager):
 
     def step_bytes(self, length: int) -> int:
         c, m = self.parts.config, self.parts.memory_length
-        # keys and values of all sequences, and positions
+        # rows that are read: keys and values of all sequences, and relative positions
         rows = c.n_layer * (2 * self.batch_size * m + m + length) * c.n_head * c.d_head
         return self.parts.read_bytes(".position.weight", ".position.bias") + rows * self.parts.dtype.itemsize
 
     def layers(self, tokens: Tensor, tables: list[Tensor], join: Join, place: Place) -> Tensor:
-        """Run all layers on a segment [B, T] → [B, T, D]; `tables` are their positions [H, d_head, distances].
+        """Run all layers on a segment [B, T] → [B, T, D]; `tables` has W_r·R of each layer, [H, d_head, distances].
 
         For example, [4, 5] → [4, 5, 32].
         """
@@ -75,7 +75,7 @@ class KeyValue(Eager):
         for i, name in enumerate(parts.attention):
             query, key, value = self._project(i, hidden)
             keys, values = join(i, key, value)
-            scores = place(by_distance(query + self.position[i], tables[i]))  # shape [B, H, L, K]
+            scores = place(by_distance(query + self.position[i], tables[i]))  # relative scores [B, H, L, K]
             mixed = F.scaled_dot_product_attention(query + self.content[i], keys, values, scores, scale=1.0)
             attended = parts.linear(f"{name}.output", mixed.transpose(1, 2).flatten(2))
             hidden = parts.feed_forward(i, hidden, attended)
@@ -108,7 +108,7 @@ class KeyValue(Eager):
         return [self.parts.zeros(self.batch_size, c.n_head, room, c.d_head) for _ in range(2 * c.n_layer)]
 
     def _make_room(self, length: int) -> None:
-        """Move memory rows to the front of the buffers; if a segment does not fit even then, make larger buffers."""
+        """Move memory rows to the front of the buffers; if a segment still does not fit, make larger buffers."""
         memory, room = self.memory(), 2 * self.parts.memory_length + length
         if self._buffers[0].shape[2] < room:
             self._buffers = self._allocate(room)
@@ -117,7 +117,7 @@ class KeyValue(Eager):
         self._end = self.rows
 
     def _remember_zeros(self) -> None:
-        """Store the keys and values of M zero inputs; with pre-norm or biases, they are not zero."""
+        """Store the keys and values of M zero inputs. With pre-norm or biases, these keys and values are not zero."""
         m = self.parts.memory_length
         zeros = self.parts.zeros(1, 1, self.parts.config.d_model)
         for i in range(self.parts.config.n_layer):
@@ -125,7 +125,7 @@ class KeyValue(Eager):
         self.rows = self._end = m
 
     def _find_mask(self, length: int, rows: int) -> Tensor | None:
-        """Return the mask to add to scores [L, K]; None if no key is hidden."""
+        """Return the mask [L, K] that is added to scores, -inf for hidden keys; None if no key is hidden."""
         if self.parts.sees_all(length, rows):
             return None
         unseen = self.parts.unseen(length, rows)
@@ -133,7 +133,7 @@ class KeyValue(Eager):
 
 
 def by_distance(query: Tensor, table: Tensor) -> Tensor:
-    """Multiply [B, H, L, d_head] by a table [H, d_head, distances], without copying the table per sequence.
+    """Multiply queries [B, H, L, d_head] by a table [H, d_head, distances], without a copy of the table per sequence.
 
     For example, [4, 2, 5, 16] and [2, 16, 21] give [4, 2, 5, 21].
     """

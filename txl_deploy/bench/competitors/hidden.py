@@ -1,8 +1,8 @@
 """Eager PyTorch with hidden memory: the cost of serving a Transformer-XL with its training code.
 
-It computes what the released code of Transformer-XL computes, in the same layout: every step projects the whole memory
-to keys and values again, one qkv_net also makes queries for the memory's rows, r_net projects the sinusoids of all
-distances in every layer and step, and scores are [query, key, batch, head].
+This competitor computes what the released code of Transformer-XL computes, in the same layout: every step projects the
+whole memory to keys and values again, one qkv_net also makes queries for the memory's rows, r_net projects the
+sinusoids of all distances in every layer and step, and scores are [query, key, batch, head].
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from txl_deploy.bench.competitors.shared_layers import Eager, SharedLayers
 
 
 class TimeFirstHidden(Eager):
-    """The released code's layout: activations [T, B, D], scores [query, key, batch, head], relative shift by cat and
-    view.
+    """The competitor in the released code's layout: activations [T, B, D], scores [query, key, batch, head].
 
-    Entry i of the memory holds the inputs of layer i. It grows to M rows by one cat and one slice per layer and step.
+    Entry i of the memory holds the inputs of layer i. The memory grows to M rows by one cat and one slice per layer and
+    step.
     """
 
     name = "torch"

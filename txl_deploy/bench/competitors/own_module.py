@@ -3,7 +3,7 @@
     torch          eager, in float32
     torch-compile  torch.compile of the same module
 
-Both are compared with the bundle before they are timed.
+Both competitors are compared with the bundle before they are timed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from txl_deploy.bench.driving import random_inputs
 from txl_deploy.bench.floor import state_bytes
 
 NAMES = ("torch", "torch-compile")
-"""Competitors of a user's own model, as named in --against."""
+"""Names of the competitors of a user's own model, as --against takes them."""
 
 States = dict[str, Tensor | None]
 """States of a module by name; None for a state that does not exist yet."""
@@ -40,7 +40,7 @@ Step = Callable[[dict[str, Tensor], States, Tensor | None], tuple[dict[str, Tens
 
 
 class TorchSteps(Competitor):
-    """The module in eager mode, called as a user would call it, with the state carried from step to step.
+    """The competitor that calls the module in eager mode, as a user would, and carries its state from step to step.
 
     Raises:
         UsageError: the module is not the one from which the bundle was exported, or its code failed.
@@ -57,7 +57,7 @@ class TorchSteps(Competitor):
         self._spec, self._batch_size = spec, model.batch_size
         self._logits = [entry.name for entry in spec.output_specs if entry.role == "logits"]
         eager = Eager(spec)
-        for length in model.segment_lengths:  # so that an error in the module's code is reported here, in one line
+        for length in model.segment_lengths:  # so that errors in the module's code show here, in one line
             inputs = _tensors(random_inputs(model.manifest, length))
             eager(inputs, fresh_states(spec, model.batch_size), self._valid(inputs))
         attributes = any(entry.attribute is not None for entry in spec.states)
@@ -94,14 +94,14 @@ class TorchSteps(Competitor):
 
 
 class CompiledSteps(TorchSteps):
-    """The same step with torch.compile. While states grow it runs eagerly, so that one graph per length suffices."""
+    """The step of `TorchSteps` with torch.compile; while states grow it is eager, so one graph per length suffices."""
 
     name = "torch-compile"
     description = "torch.compile (inductor), float32"
 
     def __init__(self, spec: StepSpec, model: Model) -> None:
         super().__init__(spec, model)
-        torch._dynamo.config.allow_rnn = True  # otherwise torch runs its recurrent layers eagerly, between two graphs
+        torch._dynamo.config.allow_rnn = True  # without this, torch runs recurrent layers eagerly, between two graphs
         self._compiled: Step = torch.compile(self._step, dynamic=False)
 
     def reset(self) -> None:
@@ -121,7 +121,7 @@ class CompiledSteps(TorchSteps):
 def own_competitors(
     names: tuple[str, ...], source: str | Adapted, weights: str | None, model: Model, threads: int, listener: Listener
 ) -> tuple[dict[str, Maker], dict[str, str]]:
-    """Return makers of the competitors in `names`, and the reasons why some cannot run here.
+    """Return makers of the competitors in `names`, and the reason for each competitor that cannot run here.
 
     PyTorch is set to `threads` threads.
 

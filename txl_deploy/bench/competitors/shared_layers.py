@@ -23,11 +23,12 @@ Work = Callable[[Tensor], Tensor]
 
 
 class SharedLayers:
-    """Parameters in one dtype, and the layers that are the same in all forms of the model.
+    """Parameters in one dtype, and the layers that all PyTorch competitors compute in the same way.
 
     Args:
-        config, dialect: the model; only attn_type 0.
-        state: parameters by the project's own names (`weights`).
+        config, dialect: the model's configuration and dialect; only attn_type 0.
+        memory_length: number of memory rows, M.
+        state: parameters by the names of `txl_export.families.transformer_xl.weights`.
         dtype: dtype of parameters and activations; log-probabilities are float32.
     """
 
@@ -71,7 +72,10 @@ class SharedLayers:
         return [x.view(rows, *self.heads).permute(1, 2, 0).contiguous() for x in projected]
 
     def sees_all(self, length: int, remembered: int) -> bool:
-        """Return True if every query may see every key, from sizes alone: reading a tensor would make the host wait."""
+        """Return True if every query may see every key.
+
+        Only sizes decide this, because reading a tensor would make the host wait for the device.
+        """
         window = self.dialect.window_of(length, self.memory_length)
         return length == 1 and (window is None or window > remembered)
 
@@ -87,7 +91,7 @@ class SharedLayers:
         return unseen
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Embed tokens: [...] → [..., D]. For example, [4, 5] → [4, 5, 32]."""
+        """Return the scaled embeddings of tokens, [...] → [..., D], e.g. [4, 5] → [4, 5, 32]."""
         c = self.config
         if c.div_val == 1:
             rows = F.embedding(tokens, self.state["embedding.tables.0"])
@@ -156,9 +160,9 @@ class SharedLayers:
         return torch.cat([head[:, :first], *tails], dim=-1)
 
     def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Compute negative log-likelihoods in nats: [N, D] and ids [N] → float32 [N]; a tail runs only for its rows.
+        """Compute negative log-likelihoods in nats: hidden rows [N, D] and target ids [N] → float32 [N].
 
-        For example, [20, 32] and [20] → [20].
+        For example, [20, 32] and [20] → [20]. The tail of a cluster runs only for rows whose target is in this cluster.
         """
         clusters = self.config.clusters
         if len(clusters) == 1:
@@ -179,7 +183,7 @@ class SharedLayers:
         return result
 
     def read_bytes(self, *unread: str) -> int:
-        """Sum the bytes of parameters that a step of one token reads, except names that contain one of `unread`."""
+        """Return the bytes of all parameters that a step reads, except names that contain a string of `unread`."""
         tied = not any(name.startswith("softmax.tables.") for name in self.state)
         skipped = unread if tied else (*unread, "embedding.tables.")
         read = (t for name, t in self.state.items() if not any(part in name for part in skipped))
@@ -209,14 +213,14 @@ class SharedLayers:
 
 
 class Eager(TokenCompetitor):
-    """A PyTorch competitor with any form of memory."""
+    """The base of the PyTorch competitors; a subclass keeps the memory in its own form."""
 
     def __init__(self, parts: SharedLayers, batch_size: int) -> None:
         self.parts, self.batch_size = parts, batch_size
         self.reset()
 
     def segment(self, tokens: Tensor) -> Tensor:
-        """Run one segment, carrying memory along: token ids [B, T] → hidden states [B, T, D].
+        """Run one segment and update the memory: token ids [B, T] → hidden states [B, T, D].
 
         For example, [4, 5] → [4, 5, 32].
         """

@@ -24,7 +24,7 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
 }
-"""Headers of the page and its files: it loads only from its server, in no frame, and sends its address to nobody."""
+"""Headers of the page and its files: the page loads only from its server, in no frame, and tells nobody its address."""
 
 _FILES = {path.name: path.read_bytes() for path in files() if path.suffix in TYPES}
 OPEN = tuple(f"{PAGE}/{name}" for name in _FILES if name != HTML)
@@ -32,7 +32,7 @@ OPEN = tuple(f"{PAGE}/{name}" for name in _FILES if name != HTML)
 
 
 async def page(request: Request) -> Response:
-    """GET /playground: the page. The token is in the address: a browser that opens an address sends no header."""
+    """GET /playground: the page. Its address has the token, because a browser that opens an address sends no header."""
     return _answer(HTML)
 
 

@@ -1,4 +1,4 @@
-"""Keep a tab's connection: an endless answer, which first sends the tab's name, and then a beat every 5 seconds."""
+"""Keep a tab's connection open by an endless answer, which sends the tab's name, and a beat every 5 seconds."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ BEAT = 5.0
 
 
 async def tab(request: Request) -> Response:
-    """GET /playground/tab: server-sent events; the first is {"tab": NAME, "sessions": N, "requests": N}, then beats.
+    """GET /playground/tab: server-sent events. The first event has the fields `tab`, `sessions` and `requests`.
 
-    Sessions whose names begin with NAME and a dash belong to the page. When the connection ends, for any reason, their
-    requests are cancelled and the sessions are closed.
+    `tab` is a new name, the other fields are limits; all later events are beats. Sessions whose names begin with the
+    tab's name and a dash belong to the page. When the connection ends, for any reason, these sessions' requests are
+    cancelled and the sessions are closed.
 
     Raises:
         ApiError: too many tabs are open.

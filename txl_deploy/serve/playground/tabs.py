@@ -20,7 +20,7 @@ SESSIONS = 32
 REQUESTS = 4
 """Maximum number of unfinished requests of a tab's sessions at once."""
 _OF_TAB = re.compile(r"(tab-[0-9a-f]{16})-")
-"""Beginning of the names of a tab's sessions; the number is random, so a new tab never gets an old name."""
+"""Pattern of the names of a tab's sessions, which begin with a random number: a new tab never gets an old name."""
 
 
 def of_tab(name: str) -> str | None:
@@ -69,7 +69,7 @@ class Tabs:
             await self._front.call(lambda sessions: _close_all(name, sessions))
 
     def close(self) -> None:
-        """Make all tabs end."""
+        """End the connections of all tabs."""
         self.closing.set()
 
     def check(self, name: str | None, sessions: Sessions, asking: bool = False) -> None:

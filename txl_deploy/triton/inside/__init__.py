@@ -1,1 +1,1 @@
-"""Modules that run inside Triton: copied into every package, together with the runtime, all that they import."""
+"""Modules that run inside Triton; every package has copies of these modules and of the runtime that they import."""

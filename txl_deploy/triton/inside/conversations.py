@@ -1,7 +1,7 @@
 """Map the requests of each correlation id to sessions.
 
-START and END separate the requests before them from the requests after them, even while earlier ones still run. So each
-part has a session of its own, and the end of one part never affects the next.
+START and END separate the requests before them from the requests after them, even while earlier requests still run. So
+each part has a session of its own, and the end of one part never affects the next part.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Literal
 from txl_runtime.sessions import Sessions
 
 ROOM = 2048
-"""Number of remembered ids from which on ids of expired sessions are removed."""
+"""Number of remembered ids at which ids of expired sessions are forgotten."""
 
 
 def id_of(request: Any) -> str:

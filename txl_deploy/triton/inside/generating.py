@@ -2,8 +2,9 @@
 
 Requests of many clients share the rows of one stream (`txl_runtime.sessions`), whose rounds run in a separate thread;
 the server's thread only receives requests. A request with a correlation id continues with the memory that the id's
-earlier requests left, unless it was unused for too long. START empties the memory first, END frees it afterwards, even
-if the request itself is refused. A request whose client cannot be reached is cancelled; the other requests go on.
+earlier requests left, unless this memory was unused for too long. START empties the memory first, END frees it
+afterwards, even if the request itself is refused. A request whose client cannot be reached is cancelled; all other
+requests go on.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class ServerRequest:
 
     Attributes:
         request: the request in the form of `txl_runtime.sessions`.
-        name: the correlation id as text; None if the request has none, so that its session ends with it.
+        name: the correlation id as text; None if the request has none, and its session ends with the request.
         start, end: the request's flags START and END.
         sender: the server's object that sends responses.
         wanted: names of the outputs that the client wants.
@@ -174,7 +175,7 @@ class Generating:
                 self._refuse(asked.sender, f"{error}; ask again in {error.retry_after:.1f} s", "UNAVAILABLE")
             except TxlError as error:
                 self._refuse(asked.sender, str(error), "INVALID_ARG")
-            # the thread ends with this error, and this request is not in a list of running ones yet
+            # this error ends the thread, and this request is not in the list of running requests yet
             except Exception as error:
                 self._refuse(asked.sender, f"rounds ended with {type(error).__name__}: {error}", "INTERNAL")
                 raise
@@ -210,7 +211,7 @@ class Generating:
         self._conversations.close_ended([asked.session for asked in self._running])
 
     def _send(self, asked: ServerRequest, tokens: Sequence[Token], last: object) -> None:
-        """Send a response with some tokens and, if the request has ended, the reason."""
+        """Send a response with some tokens and, if the request has ended, the reason of its end."""
         error = None if asked.ticket is None else asked.ticket.error
         if error is not None:
             self._refuse(asked.sender, str(error), "INTERNAL")

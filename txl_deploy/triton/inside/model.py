@@ -19,7 +19,7 @@ PACKAGES = "TXL_DEPLOY_PACKAGES"
 OLDEST = (3, 10)
 """The oldest Python version that the runtime supports."""
 ENGINES = {"tensorrt": "tensorrt", "rtx": "tensorrt_rtx"}
-"""Package that a backend needs instead of onnxruntime."""
+"""Package that a backend needs in place of onnxruntime, by the backend's name."""
 
 
 def find_packages(folder: Path, further: str | None) -> list[str]:
@@ -27,7 +27,7 @@ def find_packages(folder: Path, further: str | None) -> list[str]:
 
     Args:
         folder: this file's folder; if there is no `packages` in it, the result is empty.
-        further: the user's folder; None for none.
+        further: the user's folder; None if there is none.
     """
     own = folder / "packages"
     return [str(own), *([further] if further else [])] if own.is_dir() else []
@@ -94,7 +94,7 @@ def missing(backend: str) -> str:
 
 
 def misread(server: Any) -> str:
-    """Return a line for the server's log if the server and this NumPy misread each other's arrays; "" if they do not.
+    """Return a line for the server's log if the server and NumPy misread each other's arrays; "" if they do not.
 
     A Python backend that was compiled for NumPy 1 reads and writes wrong values with NumPy 2, without an error. So this
     function converts an array to the server's form and back.

@@ -1,8 +1,9 @@
 """Map a server's sequences to the rows of one stream.
 
-The most recently used sequences have rows. If there are more sequences than rows, the states of the rest are kept
-outside the stream. The server forgets a sequence that is idle for long, without telling the model. But it never keeps
-more than `most` sequences; so when one more begins, the server must have forgotten the one that was idle longest.
+The most recently used sequences have rows. If there are more sequences than rows, the states of all other sequences are
+kept outside the stream. The server forgets a sequence that is idle for long, without telling the model. But the server
+never keeps more than `most` sequences: when a sequence begins while `most` are known here, the server must have
+forgotten the sequence that was idle longest.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Rows:
     def __init__(self, stream: Stream, most: int) -> None:
         self.count = stream.batch_size
         self._stream, self._most = stream, max(most, self.count)
-        self._rows: dict[Hashable, int | None] = {}  # the longest idle sequence first; None if its state is in `_aside`
+        self._rows: dict[Hashable, int | None] = {}  # the longest idle first; None if the state is in `_aside`
         self._aside: dict[Hashable, RowState] = {}
         self._free = list(range(self.count))
 
@@ -39,7 +40,8 @@ class Rows:
         """Return a cleared row for a sequence that starts, or starts again.
 
         Args:
-            keep: sequences that must keep their rows; there must be fewer than rows.
+            name: the sequence.
+            keep: sequences that must keep their rows; there must be fewer of them than rows.
 
         Raises:
             TxlError: the engine failed; the sequence is forgotten.
@@ -64,7 +66,7 @@ class Rows:
         return self._settle(name, keep, fresh=False)
 
     def touch(self, name: Hashable) -> None:
-        """Record that a sequence is used now, so that it does not count as the longest idle one."""
+        """Record that a sequence is used now, so that it does not count as the longest idle sequence."""
         if name in self._rows:
             self._rows[name] = self._rows.pop(name)
 
@@ -76,14 +78,14 @@ class Rows:
             self._free.append(row)
 
     def _settle(self, name: Hashable, keep: Collection[Hashable], fresh: bool) -> int:
-        """Put the sequence's state into a row and return the row; the sequence is then the most recently used one.
+        """Put a sequence's state into a row and return the row; this makes it the most recently used sequence.
 
         If anything fails in the middle, the row's content is unknown: the row becomes free, and the sequence is
         forgotten.
         """
         row = self._rows[name] = self._rows.pop(name, None)
         try:
-            # move to a lower row: a step computes rows up to the last live one
+            # move to a lower row, because a step computes all rows up to the last live row
             if row is not None and self._free and min(self._free) < row:
                 self._aside[name] = self._stream.take(row)
                 self._free.append(row)

@@ -28,9 +28,9 @@ from txl_deploy.triton.inside.rows import Rows
 MOST_POSITIONS = 1 << 20
 """Maximum number of positions of one request."""
 MOST_BYTES = 1 << 30
-"""Maximum size of a step's results in bytes, 1 GiB: a position's result, a row of the vocabulary, is large."""
+"""Maximum size of a step's results in bytes, 1 GiB: the result of a position may be as long as the vocabulary."""
 GONE = " The sequence's memory is gone: start it again."
-"""Ending of an error message after which a sequence's memory is undefined."""
+"""Ending of the message of an error that leaves a sequence's memory undefined."""
 
 
 def open_model(bundle: Path, parameters: Mapping[str, str], server: Any) -> Stepping:
@@ -54,7 +54,7 @@ class Step:
         arrays: the inputs by name for one sequence, in the declared order of axes.
         length: number of positions.
         wanted: names of the outputs that the client wants.
-        every: True if the results of every position are needed, False if only the last ones are.
+        every: True if the results of every position are needed, False if only those of the last position are.
     """
 
     place: int
@@ -81,7 +81,7 @@ class Stepping:
         """Answer requests; return one answer for each."""
         answers: list[Any] = [None] * len(requests)
         waiting: list[Step] = []
-        for request in requests:  # first of all, so that no new sequence takes the place of one that has a request
+        for request in requests:  # first, so that no new sequence takes the place of a sequence with a request
             self._rows.touch(request.correlation_id())
         for place, request in enumerate(requests):
             name = request.correlation_id()
@@ -127,8 +127,8 @@ class Stepping:
     def _wave(self, waiting: Sequence[Step]) -> list[Step]:
         """Choose the steps that run together next: from different sequences, and of one length if lengths are exact.
 
-        Steps that need the results of every position run apart from steps that do not, because their result has room
-        for every position of all rows.
+        Steps that need the results of every position run apart from all other steps, because the result of such a step
+        has room for every position of all rows.
         """
         wave: list[Step] = []
         first, names = waiting[0], set[Hashable]()

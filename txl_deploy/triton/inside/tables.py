@@ -5,7 +5,7 @@ from __future__ import annotations
 from txl_runtime.bundle.manifest import Manifest
 
 LAST, NEXT = "last", "next"
-"""Names of two more outputs of token models: log-probabilities after the last position, and the best token there."""
+"""Names of two more outputs of token models: log-probabilities after the last position, and the most probable token."""
 
 
 def speaks(manifest: Manifest) -> bool:
@@ -15,7 +15,7 @@ def speaks(manifest: Manifest) -> bool:
 
 
 def together(manifest: Manifest) -> bool:
-    """Return True if several sequences can run in one step; else each sequence runs alone, in a stream of one."""
+    """Return True if several sequences can run in one step; if not, each step runs one sequence."""
     return manifest.can.run_apart and all(entry.shape.count("B") == 1 for entry in manifest.interface)
 
 
