@@ -172,16 +172,16 @@ def _give_attention_its_keys(trt: Any, layers: Sequence[Any]) -> None:
         attention.decomposable = True
 
 
-def _times_one(trt: Any, layers: Mapping[str, Any], product: Any) -> Any:
+def _times_one(trt: Any, layers_by_name: Mapping[str, Any], product: Any) -> Any:
     """Return the tensor that a layer multiplies by a constant 1 (maybe cast); None if the layer does something else."""
     if product is None or product.type != trt.LayerType.ELEMENTWISE:
         return None
     product.__class__ = trt.IElementWiseLayer
     tensor = product.get_input(1)
-    constant = layers.get(tensor.name)
+    constant = layers_by_name.get(tensor.name)
     if constant is not None and constant.type == trt.LayerType.CAST:
         tensor = constant.get_input(0)
-        constant = layers.get(tensor.name)
+        constant = layers_by_name.get(tensor.name)
     if product.op != trt.ElementWiseOperation.PROD or constant is None or constant.type != trt.LayerType.CONSTANT:
         return None
     constant.__class__ = trt.IConstantLayer

@@ -45,7 +45,8 @@ HOLDERS = {
 # Everything else that has attributes there is not TensorRT's; mode, dtype and value are members of enums.
 OTHERS = {
     "self", "journal", "parsed", "importlib", "missing", "value", "mode", "dtype", "reasons", "library", "program",
-    "spec", "types", "queue", "workspace", "found", "wanted", "addresses", "DTYPES", "said", "np", "logging", "logger",
+    "spec", "types", "queue", "workspace", "wanted", "addresses", "DTYPES", "np", "logging", "logger", "text",
+    "bindings", "aliases", "layers_by_name",
 }  # fmt: skip
 NEEDS: dict[str, str] = {
     "BuilderFlag.REQUIRE_USER_ALLOCATION": "portable",
