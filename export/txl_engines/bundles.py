@@ -213,7 +213,7 @@ def choose_weights(
 ) -> Literal["once", "each"]:
     """Decide whether engines share weights: "once" if sharing saves memory, unless `weights` is "each".
 
-    With rolled memory, sharing saves none: each step copies every matrix that is not in the engine.
+    With the rolled update rule it saves no memory: each step copies every matrix that is not in the engine.
 
     Raises:
         UsageError: `weights` is "once", and the engines cannot share.

@@ -337,9 +337,10 @@ def _deviation(found: Array, expected: Array) -> Array:
 
 
 def _further(rows: Mapping[str, Array], vectors: Mapping[str, Array]) -> float:
-    """Return the largest ratio of a row's difference here to the same row's difference on the exporter's machine.
+    """Return the largest ratio, over all rows, of the error on this machine to the error on the exporter's machine.
 
-    The difference on the exporter's machine counts as at least the root mean square of all rows' differences there.
+    An error is a row's difference from the values that PyTorch computed. An exporter's error below the root mean square
+    of all its rows' errors is replaced by that mean.
     """
     worst = 0.0
     for name, values in rows.items():

@@ -83,9 +83,7 @@ def steps_of(manifest: Manifest) -> str:
 
 
 def size_of_files(manifest: Manifest) -> int:
-    """Return the size of a bundle, in bytes: of all its files except the manifest, and the page, which cannot count
-    itself.
-    """
+    """Return the bytes of a bundle's files without the manifest, and without the page, which cannot count itself."""
     return sum(record.size for name, record in manifest.files.items() if name != PAGE)
 
 

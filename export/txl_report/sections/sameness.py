@@ -136,7 +136,9 @@ def _chains(chains: Sequence[Chain]) -> Block:
 
 
 def _spread(spread: Spread, text: Text | None) -> Iterator[tuple[str, Unit, Edges, Counts]]:
-    """Yield (name, unit of errors, edges of bins, counts) for each compared tensor, the divergence and the text."""
+    """Yield histograms of errors as (name, unit, edges of bins, counts): one per compared tensor, one of the KL
+    divergence, and one of the text's tokens.
+    """
     for name, errors in spread.errors.items():
         yield name, errors.unit, spread.edges, errors.counts
     if spread.kl is not None:

@@ -119,7 +119,7 @@ class HostLoop(LoopState):
         return SegmentResult(route.rows, counts, length, targets, self.output, self._manifest.outputs, route.given)
 
     def _join(self, rows: int) -> None:
-        """Copy the first `rows` sequences to the side of sequence 0; their states do not change."""
+        """Copy the first `rows` sequences into the set of arrays that holds sequence 0, so that one step reads all."""
         sides = self.counters.sides[:rows]
         if max(sides.tolist()) != min(sides.tolist()):  # Python's max is faster than NumPy's for a few numbers
             for row in np.flatnonzero(sides != sides[0]).tolist():

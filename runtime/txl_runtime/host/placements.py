@@ -139,7 +139,10 @@ class Replaced(HostPlacement):
 
 
 class Rolled(Replaced):
-    """Memory rows in two sets of arrays, newest row last: with fill 2 and M 4, rows 2 and 3 hold data."""
+    """Memory rows in two sets of arrays: a step reads one set and writes the other.
+
+    The newest row is last: of M = 4 rows with 2 filled, rows 2 and 3 hold data.
+    """
 
     def take(self, row: int, fill: int, names: Collection[str] | None) -> dict[str, Array]:
         return {

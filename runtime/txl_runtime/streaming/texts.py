@@ -102,8 +102,8 @@ class TextStream:
         stops: the stop texts; a str is one stop text.
 
     Attributes:
-        decoded: number of characters so far, including held-back characters, up to a stop text; the next token begins
-            there.
+        decoded: number of characters decoded so far, held-back ones included; the next token's text begins there.
+            Characters from a stop text on are not counted.
         stopped: True after a stop text; later text is ignored.
 
     Raises:

@@ -113,7 +113,7 @@ export class Local {
       if (before.state) stream.put(0, before.state);
       const ids = pending === null ? given : [pending, ...given];
       /** @type {number[]} */ let piece = [];
-      /** @type {ArrayLike<number> | null} */ let row = null; // of the token before
+      /** @type {ArrayLike<number> | null} */ let row = null; // the log-probabilities after the token before
       for (let first = 0; first < ids.length; first += longest) { // as the stream would cut them
         piece = ids.slice(first, first + longest);
         const draws = max_tokens > 0 && first + longest >= ids.length; // from here: a copy reads what the stream reads when it draws

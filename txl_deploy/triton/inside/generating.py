@@ -175,7 +175,7 @@ class Generating:
                 self._refuse(asked.sender, f"{error}; ask again in {error.retry_after:.1f} s", "UNAVAILABLE")
             except TxlError as error:
                 self._refuse(asked.sender, str(error), "INVALID_ARG")
-            # this error ends the thread, and this request is not in the list of running requests yet
+            # the request is answered here: whoever ends the running requests does not know it yet
             except Exception as error:
                 self._refuse(asked.sender, f"rounds ended with {type(error).__name__}: {error}", "INTERNAL")
                 raise

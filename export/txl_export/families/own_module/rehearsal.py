@@ -65,7 +65,7 @@ class RehearsalError(Exception):
 
 
 def examples_for(plan: Plan, transition: Transition, network: StepNetwork, count: int = EXAMPLES) -> list[Example]:
-    """Return examples at a stage, each with inputs and states of its own; every second example has idle sequences."""
+    """Return examples of a transition, each with inputs and states of its own; every second has idle sequences."""
     eager, examples = Eager(plan.spec), []
     for number in range(count):
         draws = np.random.default_rng(number)

@@ -9,7 +9,9 @@ from txl_export.graphs.passes.values import size_of
 
 
 def einsums_to_products(graph: ir.Graph) -> None:
-    """Replace each Einsum that sums over one axis and whose operands have at most one axis each that only they have."""
+    """Replace Einsums by matrix products: those that sum over one axis, and in which each operand has at most one axis
+    that the other operand lacks.
+    """
     build = Builder(graph, "product")
     for node in list(graph):
         if node.op_type == "Einsum" and len(node.inputs) == 2:

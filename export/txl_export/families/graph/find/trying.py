@@ -159,7 +159,10 @@ class Inputs:
             yield {symbol: self.fixed.get(symbol) or named[role] for symbol, role in self.roles.items()}, plain
 
     def _role(self, port: Port, axis: int, symbol: str) -> str:
-        """Return the role of a symbol: nodes decide; without nodes its name; without a telling name its place."""
+        """Return the role of a symbolic axis.
+
+        The nodes that read the axis decide; without such nodes its name, and if that says nothing, its position.
+        """
         kinds = self.structure.kinds
         if self.told.get(port.name) == axis:
             return "segment"
